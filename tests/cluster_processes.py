@@ -24,7 +24,7 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
 
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 180.0
 _LEARN = CallClaim("/ais_loader.v1.Cluster/Learn", OPERATOR_ROLE)
 _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")
 

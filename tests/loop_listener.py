@@ -16,7 +16,7 @@ from typing import TypeVar
 from ais_loader.wire.closing import Closing
 
 T = TypeVar("T")
-_CONTROL_TIMEOUT_S = 60.0
+_CONTROL_TIMEOUT_S = 180.0
 # With a linger time of zero, closing sends a reset and throws away what has not been delivered.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 

@@ -11,7 +11,7 @@ from storage_node.context.channels import Caller, read_secret
 from storage_node.server import NodeServer
 
 OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 PROCESS_OPERATOR = Caller(read_secret(peer_secret_file()))
 """Operator of nodes that run in processes of their own."""
 

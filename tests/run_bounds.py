@@ -318,6 +318,6 @@ def git_status(root: Path) -> frozenset[str] | None:
 
 def _git(root: Path, *command: str) -> str:
     done = subprocess.run(
-        ["git", "--no-optional-locks", *command], cwd=root, check=True, capture_output=True, text=True, timeout=60
+        ["git", "--no-optional-locks", *command], cwd=root, check=True, capture_output=True, text=True, timeout=180
     )
     return done.stdout

@@ -26,9 +26,9 @@ from pathlib import Path
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from ais_loader.wire.closing import Closing
 
-START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 180.0
+CALL_TIMEOUT_S = 180.0
 
 
 _making_secret = threading.Lock()

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], timeout_s: float = 60.0, *, interval_s: float = 0.01) -> T:
+def eventually(condition: Callable[[], T], timeout_s: float = 180.0, *, interval_s: float = 0.01) -> T:
     """Call `condition()` every `interval_s` until it returns a true value, and return that value.
 
     Raises AssertionError, with the last value in its message, if there is none within `timeout_s`.

@@ -18,7 +18,7 @@ from tests.node.loop_kit import settle, until
 from tests.node.node_kit import batch_of, bucket_of, serving
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 NAMES = [f"{at:02}" for at in range(6)]
 REQUESTS: dict[str, Callable[[], list[pb.BatchRequest]]] = {
     "END": lambda: [batch_of([], tenant="x" * (MAX_TENANT + 1))],

@@ -128,7 +128,7 @@ def test_an_interrupted_measurement_shows_what_was_measured(node: NodeProcess, b
         try:
             eventually(lambda: batches() > before + 20)
             os.killpg(process.pid, signal.SIGINT)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=180)
         finally:
             process.kill()
     assert process.returncode == 130, err

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from ais_loader.objects.client import connect
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class Run(Protocol):

@@ -13,7 +13,7 @@ import pytest
 from ais_loader.fork_barrier import ForkBarrier
 from ais_loader.testing import eventually
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture

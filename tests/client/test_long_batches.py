@@ -86,5 +86,5 @@ def test_closing_the_client_ends_a_read_that_waits(filled: NodeProcess) -> None:
         eventually(lambda: reader._position > 2 * MiB or reading.done())
         client.close()
         with pytest.raises(errors.Closed):
-            reading.result(timeout=60)
+            reading.result(timeout=180)
         assert reader.tell() == MiB

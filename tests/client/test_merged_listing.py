@@ -289,7 +289,7 @@ def test_all_nodes_are_asked_for_a_page_before_one_has_answered_and_for_no_secon
         outstanding[at] += 1
         most[at] = max(most[at], outstanding[at])
         if not after:
-            all_asked.wait(timeout=30.0)  # breaks if another node is asked only after this one has answered
+            all_asked.wait(timeout=180)  # breaks if another node is asked only after this one has answered
         found = nodes.page(map_, at, after)
         outstanding[at] -= 1
         return found

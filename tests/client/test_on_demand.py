@@ -25,7 +25,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.table import table
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 180.0
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
 

@@ -25,7 +25,7 @@ from tests.faults.scripted_node import end, frame
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 NODES = [b"a" * 16, b"b" * 16]
 BATCH_ID = 1
 

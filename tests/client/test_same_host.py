@@ -26,7 +26,7 @@ from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 180.0
 SILENT_S = 0.3
 OBJECTS = {f"{at:03}": seeded_bytes(1000 + at, seed=at) for at in range(200)}
 LARGE = seeded_bytes(9_000_000, seed=7)

@@ -71,7 +71,7 @@ def test_many_threads_get_their_own_answers(client: Client) -> None:
     bucket = client.bucket("data")
     names = ["empty", "small", "one frame"] * 60
     with ThreadPoolExecutor(24) as pool:
-        assert list(pool.map(bucket.get, names, timeout=60)) == [OBJECTS[name] for name in names]
+        assert list(pool.map(bucket.get, names, timeout=180)) == [OBJECTS[name] for name in names]
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_closing_the_client_ends_a_get_that_waits(filled: NodeServer, kind: str)
         eventually(lambda: waiting.running() and link.bytes_to_node >= before)
         client.close()
         with pytest.raises(errors.Closed):
-            waiting.result(timeout=60)
+            waiting.result(timeout=180)
 
 
 PROGRAM = """
@@ -128,7 +128,7 @@ bucket = client.bucket("data")
 
 def run(program: str, node: NodeServer, kind: str) -> str:
     command = [sys.executable, "-c", PROGRAM + program, node.url, kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 

@@ -94,7 +94,7 @@ def link(echo_port: int) -> Iterator[FaultyLink]:
 
 
 def dial(link: FaultyLink) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", link.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", link.port), timeout=180)
 
 
 def receive(connection: socket.socket, size_bytes: int) -> bytes:

@@ -12,7 +12,7 @@ from storage_node.cluster.map.mutations import create_cluster
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def node_at(folder: Path, port: int = 0, drives: int = 1) -> NodeServer:

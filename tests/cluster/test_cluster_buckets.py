@@ -35,7 +35,7 @@ class Buckets:
 
     def _call(self, method: Any, request: Any) -> Any:
         try:
-            return method(request, timeout=60.0)
+            return method(request, timeout=180)
         except grpc.RpcError as error:
             kind = dict(error.trailing_metadata()).get("ais-error-kind", "")
             raise errors.from_kind(kind, error.details()) from error

@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.membership import Membership, reported_version
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 # -- all orders of two and three nodes

@@ -147,7 +147,7 @@ def test_a_drive_that_is_added_does_not_have_the_node_start_anew(
     server = kept._server
     new = node.folder / "drive-3"
     after = drive_commands.order(
-        endpoint, OPERATOR, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=60.0)
+        endpoint, OPERATOR, lambda stub: stub.AddDrive(pb.AddDriveRequest(path=str(new)), timeout=180)
     )
     assert str(new) in [drive.path for drive in after.drive]
     eventually(lambda: str(new) in kept.status()["drives"])
@@ -255,7 +255,7 @@ def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
         url = serving(kept)["metrics_url"]
         port = int(url.removeprefix(f"http://{HOST}:").removesuffix("/metrics"))
         assert first < port < first + supervisor.METRICS_PORTS
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=180) as answer:
             assert b"ais_loader_node_info" in answer.read()
         (shown,) = cluster_status(root)["nodes"]
         assert shown["metrics_url"] == url
@@ -351,11 +351,11 @@ def test_a_process_that_crashes_whenever_it_begins_rests_and_leaves_its_stack_in
     command = [sys.executable, "-c", life, str(root), node.uuid, HOST]
     for _ in range(crash_backoff.FREE_TRIES):
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            assert process.wait(timeout=60) == -signal.SIGSEGV
+            assert process.wait(timeout=180) == -signal.SIGSEGV
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         eventually(lambda: "ended 3 times" in (cluster_status(root)["nodes"] or [{"problem": ""}])[0]["problem"])
         assert process.poll() is None
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     told = "\n".join(node_log.tail(root, node.uuid, 1000))
     assert told.count("Segmentation fault") == crash_backoff.FREE_TRIES
     assert "ended 3 times" in told

@@ -24,7 +24,7 @@ from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
 
 BUCKET = "b"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class CodedCluster:

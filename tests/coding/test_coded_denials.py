@@ -68,8 +68,8 @@ def test_the_bytes_of_denied_objects_leave_their_group_and_the_others_stay(
             check()
             with pytest.raises(errors.ObjectDenied):
                 bucket.get("s/03")
-            eventually(lambda: not any(files_with(tmp_path, OBJECTS[name]) for name in denied), timeout_s=90.0)
-            eventually(lambda: bucket.denied().is_purged, timeout_s=60.0)
+            eventually(lambda: not any(files_with(tmp_path, OBJECTS[name]) for name in denied))
+            eventually(lambda: bucket.denied().is_purged)
             check()
             entry = cluster.entry(cluster.owners("s/04")[0], "s/04")
             assert entry.group == manifest.group  # nothing was moved
@@ -145,7 +145,7 @@ def test_denied_bytes_that_cannot_leave_are_told_and_tried_again_after_a_while(
             assert len([one for one in caplog.messages if "keeps denied bytes" in one]) == 1
             is_possible.append(True)
             clock.passed_s += grace_s / 8
-            eventually(lambda: client.bucket(BUCKET).denied().is_purged, timeout_s=90.0)
+            eventually(lambda: client.bucket(BUCKET).denied().is_purged)
             clock.passed_s += grace_s / 8
             eventually(lambda: not tried[0]._metrics.denied)
 
@@ -162,7 +162,7 @@ def test_denied_bytes_leave_a_group_with_fewer_hosts_than_fragments(
         with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60.0)) as client:
             bucket, denied = client.bucket(BUCKET), ["s/03", "s/11"]
             bucket.deny(denied, reason="order")
-            eventually(lambda: bucket.denied().is_purged, timeout_s=90.0)
+            eventually(lambda: bucket.denied().is_purged)
             eventually(lambda: not any(files_with(tmp_path, OBJECTS[name]) for name in denied), timeout_s=10.0)
             others = [name for name in OBJECTS if name not in denied]
             assert [bytes(item.data) for item in bucket.get_batch(others)] == [OBJECTS[name] for name in others]
@@ -189,7 +189,7 @@ def test_a_reader_that_is_under_way_gets_no_zeros_for_bytes_that_have_left(
             def deny(name: str) -> None:
                 for one in (name, *(one for one in BESIDE if one.startswith(f"{name}/"))):
                     bucket.deny([one], reason="order")
-                    eventually(lambda: bucket.denied().is_purged, timeout_s=90.0)
+                    eventually(lambda: bucket.denied().is_purged)
 
             async def late(self: GroupReader, of: Any, wanted: Any, **more: Any) -> Any:
                 if denying:
@@ -234,7 +234,7 @@ def test_a_reader_that_knows_an_old_manifest_gets_the_old_bytes_or_none(tmp_path
             bucket, denied = client.bucket(BUCKET), ["s/00", "s/01", "s/02", "s/04", "s/06", "s/03", "s/05"]
             for count, name in enumerate(denied, 1):
                 bucket.deny([name], reason="order")
-                eventually(lambda: bucket.denied().is_purged, timeout_s=90.0)
+                eventually(lambda: bucket.denied().is_purged)
                 loop = cluster.nodes[0]._loop
                 assert loop is not None
                 found = asyncio.run_coroutine_threadsafe(read(), loop).result(60.0)

@@ -77,7 +77,7 @@ def whole() -> Iterator[Served]:
         upload(served.s3())
         bucket.put_many((name, data) for name, data in OBJECTS.items() if name != "parts")
         least_bytes = sum(map(len, OBJECTS.values())) - NODES * 4 * (64 << 10)
-        eventually(lambda: sum(progress(node).bytes_coded for node in cluster.nodes) > least_bytes, timeout_s=120)
+        eventually(lambda: sum(progress(node).bytes_coded for node in cluster.nodes) > least_bytes)
         bucket.snapshot("then")
         bucket.put_many((name, NOW[name]) for name in REPLACED)
         client.etl.init("turned", lambda data: bytes(data)[::-1])

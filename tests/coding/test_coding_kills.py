@@ -59,7 +59,7 @@ def coded(folder: Path, *, delay_s: float = 0.0) -> Iterator[ClusterProcesses]:
 
 def progress(node: NodeProcess) -> pb.CodingProgress:
     with PROCESS_OPERATOR.through(grpc.insecure_channel(node.peer_endpoint), node.peer_endpoint) as channel:
-        return rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=60).coding
+        return rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=180).coding
 
 
 def await_coded(cluster: ClusterProcesses) -> None:
@@ -69,7 +69,7 @@ def await_coded(cluster: ClusterProcesses) -> None:
         coded_bytes = sum(progress(node).bytes_coded for node in cluster.nodes)
         return coded_bytes > sum(map(len, OBJECTS.values())) - NODES * LEFT_BYTES
 
-    eventually(ended, timeout_s=90)
+    eventually(ended)
 
 
 def settled(cluster: ClusterProcesses) -> bool:
@@ -127,7 +127,7 @@ def test_a_node_that_dies_within_a_conversion_loses_nothing(tmp_path: Path, poin
         with connect(cluster.url, options=ClusterOptions(retry_s=RETRY_S)) as client:
             bucket = client.bucket(BUCKET)
             assert bucket.put_many(OBJECTS.items()).stored == len(OBJECTS)
-            eventually(lambda: not node.alive, timeout_s=60)
+            eventually(lambda: not node.alive)
             check(bucket)
             del node._environment["AIS_LOADER_FAILPOINT"]
             node.kill()
@@ -136,8 +136,8 @@ def test_a_node_that_dies_within_a_conversion_loses_nothing(tmp_path: Path, poin
             serve_all(cluster)
             check(bucket)
             is_swapped = point in ("code.swapped", "code.done")
-            eventually(lambda: progress(node).groups_coded > 0 or is_swapped, timeout_s=60)
-            eventually(lambda: not any(progress(one).short_groups for one in cluster.nodes), timeout_s=60)
+            eventually(lambda: progress(node).groups_coded > 0 or is_swapped)
+            eventually(lambda: not any(progress(one).short_groups for one in cluster.nodes))
             check(bucket)
 
 
@@ -159,16 +159,16 @@ def test_all_nodes_that_die_within_a_conversion_go_on_with_it(tmp_path: Path) ->
             client.bucket(BUCKET).put_many(list(OBJECTS.items())[:20])
             with ThreadPoolExecutor(1) as pool:
                 putting = pool.submit(client.bucket(BUCKET).put_many, OBJECTS.items())
-                eventually(lambda: sum(not node.alive for node in cluster.nodes) >= 3, timeout_s=60)
+                eventually(lambda: sum(not node.alive for node in cluster.nodes) >= 3)
                 for node in cluster.nodes:
                     del node._environment["AIS_LOADER_FAILPOINT"]
                 cluster.kill()
                 cluster.start()
                 cluster.teach()
-                assert putting.result(timeout=120).stored == len(OBJECTS)
+                assert putting.result(timeout=180).stored == len(OBJECTS)
             serve_all(cluster)
             check(client.bucket(BUCKET))
-            eventually(lambda: settled(cluster), timeout_s=120, interval_s=1.0)
+            eventually(lambda: settled(cluster), interval_s=1.0)
             check(client.bucket(BUCKET))
         assert_each_fragment_has_a_manifest(cluster, tmp_path, but_for_leftovers=True)
 

@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[CodedCluster]:
 
 def await_coded(cluster: CodedCluster, objects: dict[str, bytes]) -> None:
     """Wait until all is coded but what is too little for a group on its node."""
-    eventually(lambda: cluster.files_bytes(objects) < 6 * 4 * (64 << 10), timeout_s=60.0)
+    eventually(lambda: cluster.files_bytes(objects) < 6 * 4 * (64 << 10))
 
 
 @pytest.mark.slow
@@ -68,9 +68,9 @@ def test_a_bucket_comes_back_to_copies_and_leaves_nothing(cluster: CodedCluster)
     await_coded(cluster, objects)
     info = cluster.bucket.set(redundancy="copies")
     assert (info.redundancy, info.copies) == ("copies", 3)
-    eventually(lambda: cluster.plain(objects), timeout_s=60.0)
+    eventually(lambda: cluster.plain(objects))
     cluster.check(objects)
-    eventually(lambda: not cluster.manifests() and not cluster.fragments(), timeout_s=60.0)
+    eventually(lambda: not cluster.manifests() and not cluster.fragments())
     cluster.check(objects)
     cluster.bucket.set(redundancy="rs:2+1")
     await_coded(cluster, objects)
@@ -95,7 +95,6 @@ def test_lost_and_damaged_fragments_are_written_again(cluster: CodedCluster) -> 
             before.items() <= cluster.fragments().items()  # more may have been coded since
             and cluster.is_sound(before[damaged], damaged)
         ),
-        timeout_s=60.0,
     )
     cluster.check(objects)
 
@@ -109,14 +108,14 @@ def test_a_sparse_group_is_dissolved_and_its_objects_are_coded_again(cluster: Co
     for name in list(objects)[:300]:
         cluster.bucket.delete(name)
         del objects[name]
-    eventually(lambda: not before & cluster.manifests(), timeout_s=90.0)
+    eventually(lambda: not before & cluster.manifests())
     cluster.check(objects)
 
     def fragments_are_those_of_manifests() -> bool:
         groups = {name.removeprefix("/.coded/") for name in cluster.manifests()}
         return {name.split("/")[0] for name in cluster.fragments()} == groups
 
-    eventually(fragments_are_those_of_manifests, timeout_s=60.0)
+    eventually(fragments_are_those_of_manifests)
     cluster.check(objects)
 
 
@@ -154,7 +153,7 @@ def test_a_node_that_refuses_to_swap_gets_no_group_after_the_other(
             seen.append((time.monotonic(), len(cluster.manifests())))
             return seen[-1][1] > 0 and seen[-1][0] - next(at for at, count in seen if count == seen[-1][1]) > 4.0
 
-        eventually(is_steady, timeout_s=60.0)
+        eventually(is_steady)
         cluster.check(objects)
 
 
@@ -222,13 +221,13 @@ def test_a_snapshot_keeps_the_groups_that_it_sees(tmp_path: Path) -> None:
         }
         cluster.bucket.put_many((name, b"new") for name in objects)
         deadline_s = time.monotonic() + 12.0
-        eventually(lambda: time.monotonic() > deadline_s, timeout_s=60.0)
+        eventually(lambda: time.monotonic() > deadline_s)
         assert before <= cluster.manifests(), "three times as long as an empty group is kept"
         then = cluster.client.bucket(f"{BUCKET}@then")
         assert [bytes(item.data) for item in then.get_batch(list(objects))] == list(objects.values())
         cluster.check(dict.fromkeys(objects, b"new"))
         cluster.bucket.delete_snapshot("then")
-        eventually(lambda: not cluster.manifests() and not cluster.fragments(), timeout_s=60.0)
+        eventually(lambda: not cluster.manifests() and not cluster.fragments())
         cluster.check(dict.fromkeys(objects, b"new"))
 
 
@@ -240,15 +239,15 @@ def test_fragments_follow_nodes_that_leave_and_are_made_again_for_lost_ones(tmp_
         await_coded(cluster, objects)
         leaver, lost = cluster.nodes[6], cluster.nodes[7]
         cluster.change(begin_leave(leaver.membership.node_uuid))
-        eventually(lambda: len(cluster.view.nodes) == 7, timeout_s=120.0)
+        eventually(lambda: len(cluster.view.nodes) == 7)
         cluster.check(objects)
-        eventually(cluster.is_spread, timeout_s=90.0)
+        eventually(cluster.is_spread)
         lost.stop()
         cluster.check(objects)
         cluster.change(remove_node(lost.membership.node_uuid))
         eventually(lambda: len(cluster.view.nodes) == 6)
         cluster.check(objects)
-        eventually(cluster.is_spread, timeout_s=90.0)
+        eventually(cluster.is_spread)
         cluster.check(objects)
         for node in cluster.nodes[:2]:
             node.stop()

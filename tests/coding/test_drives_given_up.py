@@ -48,7 +48,7 @@ def test_a_drive_is_not_given_up_while_groups_lack_fragments_of_another_node(
     settings = {"drive_grace_s": 1.0, "coding_grace_s": 3600.0}
     with coded_cluster(tmp_path, nodes=3, redundancy="rs:2+1", drives=2, **settings) as cluster:
         cluster.bucket.put_many(OBJECTS.items())
-        eventually(lambda: cluster.files_bytes(OBJECTS) < 3 * 2 * (64 << 10), timeout_s=60.0)
+        eventually(lambda: cluster.files_bytes(OBJECTS) < 3 * 2 * (64 << 10))
 
         async def fails(*_: Any, **__: Any) -> None:
             raise ReplicaLost("no node takes a fragment")
@@ -56,22 +56,22 @@ def test_a_drive_is_not_given_up_while_groups_lack_fragments_of_another_node(
         with monkeypatch.context() as patch:
             patch.setattr(FragmentWriter, "write", fails)
             lose(tmp_path, cluster, 1)
-            eventually(lambda: len(drives(cluster, 1)) == 1, timeout_s=60.0)  # given up: groups can be read without it
+            eventually(lambda: len(drives(cluster, 1)) == 1)  # given up: groups can be read without it
             cluster.check(OBJECTS)
-            eventually(lambda: not report(cluster, 1).refilling, timeout_s=60.0)  # it has its entries again
+            eventually(lambda: not report(cluster, 1).refilling)  # it has its entries again
             place = lose(tmp_path, cluster, 2)
             reason = re.compile("lack fragments of|fewer fragments")
-            eventually(lambda: any(reason.search(one.kept_because) for one in drives(cluster, 2)), timeout_s=60.0)
+            eventually(lambda: any(reason.search(one.kept_because) for one in drives(cluster, 2)))
             looked_s = time.monotonic() + 12.0  # long enough for another look of its node at whether it is needed
             eventually(lambda: time.monotonic() > looked_s)
             assert len(drives(cluster, 2)) == 2
             shutil.move(tmp_path / "lost-2", place)
-            eventually(lambda: all(one.state == pb.DriveCondition.ACTIVE for one in drives(cluster, 2)), timeout_s=60.0)
-        eventually(cluster.is_spread, timeout_s=90.0)
+            eventually(lambda: all(one.state == pb.DriveCondition.ACTIVE for one in drives(cluster, 2)))
+        eventually(cluster.is_spread)
         cluster.check(OBJECTS)
         lose(tmp_path, cluster, 2)
-        eventually(lambda: len(drives(cluster, 2)) == 1, timeout_s=60.0)
+        eventually(lambda: len(drives(cluster, 2)) == 1)
         cluster.check(OBJECTS)
-        eventually(cluster.is_spread, timeout_s=90.0)
+        eventually(cluster.is_spread)
         cluster.nodes[1].stop()
         cluster.check(OBJECTS)

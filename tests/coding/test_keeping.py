@@ -73,8 +73,8 @@ def test_fragments_that_take_longer_to_write_than_they_stay_unnamed_take_their_p
             return {cluster.view.nodes[cluster.holder(name)].host for name in names}
 
         assert len(hosts(manifest.fragments)) < 6
-        eventually(lambda: len(hosts(named())) == 6, timeout_s=60.0)
-        eventually(lambda: all(has(cluster, cluster.holder(name), name) for name in named()), timeout_s=60.0)
+        eventually(lambda: len(hosts(named())) == 6)
+        eventually(lambda: all(has(cluster, cluster.holder(name), name) for name in named()))
         with connect(cluster.nodes[0].url) as client:
             found = client.bucket(BUCKET).get_batch(list(OBJECTS))
             assert [item.tobytes() for item in found] == list(OBJECTS.values())

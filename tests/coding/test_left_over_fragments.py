@@ -72,7 +72,7 @@ def test_fragments_that_no_manifest_names_are_removed_after_a_while(cluster: Cod
     junk = [left_over(cluster, made[0]), left_over(cluster, made[0], 5), left_over(cluster, made[1])]
     alone = cluster.write_fragment(DRAW.randbytes(16), 0, b"of no group", 2)
     written_s = time.monotonic()
-    eventually(lambda: not any(has(cluster, one) for one in (*junk, alone)), timeout_s=60)
+    eventually(lambda: not any(has(cluster, one) for one in (*junk, alone)))
     assert time.monotonic() - written_s > GRACE_S - 0.5, "a keeper that is not done yet may still name them"
     check(cluster, made)
 
@@ -97,8 +97,8 @@ def test_a_manifest_that_cannot_be_stored_leaves_no_fragment_for_good(
     before = manifest.fragments[1]
     names = (manifest.fragments[0], doubled, *manifest.fragments[2:])
     cluster.write_manifest(manifest._replace(fragments=names))
-    eventually(lambda: bool(failed), timeout_s=60)
-    eventually(lambda: not has(cluster, doubled), timeout_s=60)
+    eventually(lambda: bool(failed))
+    eventually(lambda: not has(cluster, doubled))
     [named] = {name for name in (failed[0].fragments[1], before) if has(cluster, name)}
     check(cluster, [manifest._replace(fragments=(names[0], named, *names[2:]))])
 
@@ -117,7 +117,7 @@ def test_a_fragment_stays_while_an_owner_has_the_manifest_that_names_it(
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "owners", lambda name: ClusterView(cluster.map).owners(cluster.map.bucket[0], name)[:2])
         cluster.write_manifest(made[0]._replace(fragments=(made[0].fragments[0], new, *made[0].fragments[2:])))
-    eventually(lambda: not has(cluster, control), timeout_s=60)
+    eventually(lambda: not has(cluster, control))
     looked_s = time.monotonic() + 2 * GRACE_S
     eventually(lambda: time.monotonic() > looked_s)
     assert cluster.store(behind).replicas.newest(BUCKET, [CODED_PREFIX + made[0].group.hex()]) == [older]
@@ -139,11 +139,11 @@ def test_a_fragment_stays_until_the_manifest_without_it_is_on_the_disks_of_all_o
 
     with monkeypatch.context() as patch:
         patch.setattr(drive, "sync", sync)
-        eventually(lambda: not has(cluster, junk[control.group]), timeout_s=60)
+        eventually(lambda: not has(cluster, junk[control.group]))
         looked_s = time.monotonic() + 2 * GRACE_S
         eventually(lambda: time.monotonic() > looked_s)
         assert has(cluster, junk[made[0].group]), "after a power failure, a manifest that names it may come back"
-    eventually(lambda: not has(cluster, junk[made[0].group]), timeout_s=60)
+    eventually(lambda: not has(cluster, junk[made[0].group]))
     check(cluster, made)
 
 
@@ -171,6 +171,6 @@ def test_a_manifest_of_a_bucket_that_is_gone_is_removed_with_its_fragments(clust
         found = [cluster.store(at).replicas.newest(BUCKET, [name])[0] for at in cluster.owners(name)]
         return all(entry is None or entry.is_tombstone for entry in found)
 
-    eventually(is_gone, timeout_s=60)
-    eventually(lambda: not any(has(cluster, one) for one in fragments), timeout_s=60)
+    eventually(is_gone)
+    eventually(lambda: not any(has(cluster, one) for one in fragments))
     check(cluster, [manifest])

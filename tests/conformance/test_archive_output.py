@@ -144,12 +144,12 @@ def test_the_standard_tools_extract_it(filled: Bucket, archive: ArchiveFormat, t
     target = tmp_path / "extracted"
     target.mkdir()
     if archive == "zip":
-        subprocess.run(["unzip", "-q", path, "-d", target], check=True, timeout=60, env={"LC_ALL": "C.UTF-8"})
+        subprocess.run(["unzip", "-q", path, "-d", target], check=True, timeout=180, env={"LC_ALL": "C.UTF-8"})
     elif tool != "tar":
-        piped = subprocess.run([tool, "-dc", path], check=True, timeout=60, stdout=subprocess.PIPE)
-        subprocess.run(["tar", "-x", "-C", target], check=True, timeout=60, input=piped.stdout)
+        piped = subprocess.run([tool, "-dc", path], check=True, timeout=180, stdout=subprocess.PIPE)
+        subprocess.run(["tar", "-x", "-C", target], check=True, timeout=180, input=piped.stdout)
     else:
-        subprocess.run(["tar", "-xf", path, "-C", target], check=True, timeout=60)
+        subprocess.run(["tar", "-xf", path, "-C", target], check=True, timeout=180)
     for name in names:
         assert (target / filled.name / name).read_bytes() == OBJECTS[name]
 

@@ -70,7 +70,7 @@ def test_threads_share_a_client(client: Client, bucket: Bucket) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work, seed * 13) for seed in range(8)]:
-            done.result(timeout=60)
+            done.result(timeout=180)
 
 
 def test_a_closed_client_refuses_every_call_and_may_be_closed_again(url: str, client: Client, bucket: Bucket) -> None:
@@ -105,7 +105,7 @@ def test_items_stay_valid_after_the_client_is_closed(client: Client, bucket: Buc
 def test_closing_while_batches_are_read_ends_them_with_an_error_and_never_short(client: Client, bucket: Bucket) -> None:
     objects = samples(64, size_bytes=200_000)
     fill(bucket, objects)
-    names, started = list(objects), threading.Barrier(5, timeout=60)
+    names, started = list(objects), threading.Barrier(5, timeout=180)
 
     def read() -> int:
         batches = 0
@@ -123,7 +123,7 @@ def test_closing_while_batches_are_read_ends_them_with_an_error_and_never_short(
         bucket.get(names[0])
         client.close()
         for done in reading:
-            assert done.result(timeout=60) >= 0
+            assert done.result(timeout=180) >= 0
 
 
 def test_describe_is_json_able_and_says_what_is_there(client: Client) -> None:

@@ -59,7 +59,7 @@ def all_at_once(clients: list[Client], work: Callable[[Client, int], None], time
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=100)
+        thread.join(timeout=180)
         assert not thread.is_alive()
     if failed:
         raise failed[0]
@@ -182,7 +182,7 @@ def test_processes_that_count_together_lose_nothing(fixture: str, request: pytes
             for _ in range(2)
         ]
         for process in running:
-            _, said = process.communicate(timeout=100)
+            _, said = process.communicate(timeout=180)
             assert process.returncode == 0, said.decode()
         assert bucket.head("n").metadata == {"value": "16"}
         client.delete_bucket(bucket.name, force=True)

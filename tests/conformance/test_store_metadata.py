@@ -95,9 +95,9 @@ def raw_puts(url: str, bucket: str, name: str, data: bytes, metadata: Mapping[st
         messages = (pb.PutRequest(header=pb.PutHeader(**object_)), pb.PutRequest(data=data))
         many = pb.PutManyRequest(object=[pb.SmallObject(data=data, **object_)])
         for call in (
-            lambda: objects.Put(iter(messages), timeout=60),
-            lambda: list(objects.PutMany(iter([many]), timeout=60)),
-            lambda: list(compose_rpc.ComposeStub(channel).Compose(request, timeout=60)),
+            lambda: objects.Put(iter(messages), timeout=180),
+            lambda: list(objects.PutMany(iter([many]), timeout=180)),
+            lambda: list(compose_rpc.ComposeStub(channel).Compose(request, timeout=180)),
         ):
             try:
                 call()

@@ -91,7 +91,7 @@ def unpack(sources: Path, root: Path) -> Path:
             raise DataError(f"{package} is missing; run without --sources to download it")
         if sha256(package.read_bytes()) != expected:
             raise DataError(f"{package}: SHA-256 is not {expected}")
-        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True, timeout=120)
+        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True, timeout=180)
     wheels = sorted(sources.glob(PHOTO_WHEEL.replace("-", "_").replace("==", "-") + "-*.whl"))
     if not wheels:
         raise DataError(f"{sources} holds no wheel of {PHOTO_WHEEL}")

@@ -17,7 +17,7 @@ from ais_loader.wire.frame import FrameStream
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BUCKET = "speech"
-DEADLINE_S = 60
+DEADLINE_S = 180
 _random = random.Random(20)
 # Empty, small, and one that is larger than a frame, so that it arrives in pieces.
 CORPUS = {f"en/{i:03d}.wav": _random.randbytes(_random.randrange(3000) if i else 0) for i in range(46)}

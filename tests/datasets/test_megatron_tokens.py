@@ -189,7 +189,7 @@ def test_a_plan_draws_windows_and_resumes(bucket: Bucket) -> None:
 def test_workers_read_sequences(bucket: Bucket) -> None:
     dataset = MegatronTokens(bucket.client.url, "ais://tokens/train/")
     loader = DataLoader(
-        dataset, batch_size=200, num_workers=2, collate_fn=list, multiprocessing_context="spawn", timeout=60
+        dataset, batch_size=200, num_workers=2, collate_fn=list, multiprocessing_context="spawn", timeout=180
     )
     assert as_lists([one for batch in loader for one in batch]) == SEQUENCES
 

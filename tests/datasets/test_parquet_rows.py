@@ -143,7 +143,7 @@ def test_a_plan_draws_rows_and_resumes(bucket: Bucket) -> None:
 def test_workers_read_rows(bucket: Bucket) -> None:
     rows = ParquetRows(bucket.client.url, "ais://tables/train/")
     loader = DataLoader(
-        rows, batch_size=100, num_workers=2, collate_fn=list, multiprocessing_context="spawn", timeout=60
+        rows, batch_size=100, num_workers=2, collate_fn=list, multiprocessing_context="spawn", timeout=180
     )
     assert [one for batch in loader for one in batch] == ROWS
 

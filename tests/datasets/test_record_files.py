@@ -108,7 +108,7 @@ def test_an_index_of_records_is_kept_and_is_none_of_lines(bucket: Bucket) -> Non
 def test_workers_read_records(bucket: Bucket, context: str) -> None:
     records = Records(bucket.client.url, "ais://records/train/", first_two)
     loader = DataLoader(
-        records, batch_size=30, num_workers=2, collate_fn=list, multiprocessing_context=context, timeout=60
+        records, batch_size=30, num_workers=2, collate_fn=list, multiprocessing_context=context, timeout=180
     )
     assert [one for batch in loader for one in batch] == [one[:2] for one in EXPECTED]
 

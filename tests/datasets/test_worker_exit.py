@@ -16,8 +16,8 @@ import pytest
 from ais_loader.testing import eventually, throwaway_store
 
 pytestmark = pytest.mark.slow
-START_TIMEOUT_S = 90
-EXIT_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
+EXIT_TIMEOUT_S = 180
 TRAINER = """
 import ctypes, multiprocessing, os, sys, threading, time
 from pathlib import Path

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=100.0, check=False
+        [sys.executable, *command], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=180, check=False
     )
 
 

@@ -22,7 +22,7 @@ from storage_node.context.channels import Caller, read_secret
 
 STEPS = ("surveyed", "prepared:1", "prepared:3", "accepted:1", "accepted:2", "accepted:3", "learned:1", "learned:2")
 """What was done last, and on how many nodes."""
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class DyingChannels(NodeConnections):

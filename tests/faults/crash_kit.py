@@ -67,7 +67,7 @@ class CrashServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=180)
 
 
 def content(name: str, number: int, size: int) -> bytes:

@@ -119,10 +119,10 @@ def serve_all(cluster: ClusterProcesses) -> None:
 
     def sure(node: NodeProcess) -> bool:
         with PROCESS_OPERATOR.through(grpc.insecure_channel(node.peer_endpoint), node.peer_endpoint) as channel:
-            answer = rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=60)
+            answer = rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=180)
         return not answer.doubtful_names and not answer.doubtful_bucket
 
-    eventually(lambda: all(map(sure, cluster.nodes)), timeout_s=90, interval_s=0.1)
+    eventually(lambda: all(map(sure, cluster.nodes)), interval_s=0.1)
 
 
 # -- what must be given back

@@ -24,8 +24,8 @@ from tests.cluster_processes import ClusterProcesses
 from tests.peer_kit import PROCESS_OPERATOR, peer_at
 
 BUCKET = "b"
-TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
+CALL_TIMEOUT_S = 180.0
 RETRY_S = 40.0
 """Nodes of a busy machine stand still now and then, and compare their copies afterwards."""
 OPTIONS = ClusterOptions(retry_s=RETRY_S)

@@ -32,7 +32,7 @@ LARGE = {f"l/{at}": seeded_bytes(130_000 + at, seed=100 + at) for at in range(4)
 OBJECTS = {**SMALL, **LARGE}
 NAMES = list(OBJECTS)
 SILENCE_S = 0.3
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 FEW, MANY, ALL = 25, 125, 600
 Messages = list[bytes]
 Change = Callable[[random.Random, int, Messages], Messages]

@@ -65,7 +65,7 @@ class Cluster:
         maps = []
         for node in self.running.nodes:
             with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
-                maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=60).map)
+                maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=180).map)
         return max(maps, key=lambda map_: map_.version)
 
     def kill(self, node: int) -> None:
@@ -171,7 +171,7 @@ def test_a_batch_waits_for_the_only_copies_on_a_node_that_restarts(
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(list, batch)
             cluster.start(victim)
-            items += reading.result(timeout=60)
+            items += reading.result(timeout=180)
         check(items, MIXED)
 
 
@@ -215,7 +215,7 @@ def test_a_large_entry_goes_on_at_another_copy_from_its_last_byte(cluster: Clust
             reading = pool.submit(list, batch)
             eventually(lambda: sum(link.bytes_to_client for link in cluster.links) - before > 10 * MiB)
             cluster.kill(victim)
-            [item] = reading.result(timeout=60)
+            [item] = reading.result(timeout=180)
         finally:
             for link in cluster.links:
                 link.bytes_per_s = None

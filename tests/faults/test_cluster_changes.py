@@ -28,7 +28,7 @@ from tests.peer_kit import PROCESS_OPERATOR
 pytestmark = pytest.mark.slow  # everything moves, and is awaited
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 90.0
+TIMEOUT_S = 180.0
 TAKEN_BEFORE = 20
 KINDS = [("one", MODES[0]), ("one", MODES[3]), ("two", MODES[1]), ("two", MODES[2])]
 """Each kind of batch once; and of each number of copies both assemblies, in order and in any."""

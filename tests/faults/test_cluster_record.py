@@ -28,7 +28,7 @@ from tests.peer_kit import PROCESS_OPERATOR
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def endpoint_of(node: NodeProcess) -> str:

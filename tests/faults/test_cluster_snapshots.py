@@ -149,7 +149,7 @@ def test_a_node_that_dies_while_it_makes_a_snapshot_leaves_nothing_and_holds_nob
         with grpc.insecure_channel(maker.url.removeprefix("grpc://")) as channel:
             make = ais_snapshots_pb2_grpc.SnapshotsStub(channel).CreateSnapshot
             with pytest.raises(grpc.RpcError):
-                make(pb.CreateSnapshotRequest(bucket=BUCKET, name="s"), timeout=60)
+                make(pb.CreateSnapshotRequest(bucket=BUCKET, name="s"), timeout=180)
         cluster.kill([0])  # it is dead
         put(bucket, ledger, keys)
         assert bucket.snapshots() == []
@@ -175,7 +175,7 @@ def test_of_an_unfinished_snapshot_nothing_stays_though_its_maker_never_comes_ba
         client.bucket(BUCKET).put("a", b"1")
         make = ais_snapshots_pb2_grpc.SnapshotsStub(channel).CreateSnapshot
         with pytest.raises(grpc.RpcError):
-            make(pb.CreateSnapshotRequest(bucket=BUCKET, name="s"), timeout=60)
+            make(pb.CreateSnapshotRequest(bucket=BUCKET, name="s"), timeout=180)
         assert any(one.snapshot for one in current_map(cluster.nodes).bucket) and kept(cluster, 1)
         client.bucket(BUCKET).put("a", b"2")
         eventually(lambda: not any(kept(cluster, number) for number in (1, 2)))

@@ -170,7 +170,7 @@ def test_a_forked_pool_shares_the_object_and_not_the_connection(filled: str) -> 
         with multiprocessing.get_context("fork").Pool(4) as pool:
             results = pool.map_async(work, range(20))
             rest = [bytes(item.data) for item in batch]
-            print(results.get(timeout=60) == [True] * 20, [bytes(first.data), *rest] == EXPECTED)
+            print(results.get(timeout=180) == [True] * 20, [bytes(first.data), *rest] == EXPECTED)
     """
     assert run(filled, program) == "True True"
 

@@ -236,7 +236,7 @@ def test_objects_replaced_and_deleted_under_readers_are_old_or_new_and_never_mix
                         continue
         finally:
             stop.set()
-        assert all(done.result(timeout=60) > 5 for done in writing)
+        assert all(done.result(timeout=180) > 5 for done in writing)
 
 
 # -- a full drive

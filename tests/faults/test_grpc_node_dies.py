@@ -106,8 +106,8 @@ def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodePr
         making = pool.submit(client.create_bucket, "other", exist_ok=True)
         reading = pool.submit(lambda: list(client.bucket("nope").get_batch(["a"], on_error="placeholder")))
         node.start()
-        making.result(timeout=60).put("a", b"1")
-        assert [item.status.name for item in reading.result(timeout=60)] == ["NOT_FOUND"]
+        making.result(timeout=180).put("a", b"1")
+        assert [item.status.name for item in reading.result(timeout=180)] == ["NOT_FOUND"]
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_large_entry_resumes_in_its_middle_when_its_node_is_killed(node: NodeP
         link.bytes_per_s = None
         passed = link.bytes_to_client
         node.start()
-        check(items + reading.result(timeout=60), names)
+        check(items + reading.result(timeout=180), names)
         # What had arrived was not sent again: one window of frames, at most, was lost on the way.
         assert link.bytes_to_client - passed < len(large()) - 24 * MiB + 12 * MiB
 
@@ -203,14 +203,14 @@ def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be
         link.bytes_per_s = None
         link.accept()
         if (call, change) == ("get", "replaced"):
-            assert reading.result(timeout=60) == b"another"
+            assert reading.result(timeout=180) == b"another"
             return
         if call == "batch":
-            error, none = reading.result(timeout=60)
+            error, none = reading.result(timeout=180)
             assert none is None
         else:
             with pytest.raises(errors.LoaderError) as caught:
-                reading.result(timeout=60)
+                reading.result(timeout=180)
             error = caught.value
         # A batch's consumer has had bytes of it: whoever asks again is told what there is now.
         expected = errors.ObjectReplaced if change == "replaced" else errors.ObjectNotFound
@@ -225,7 +225,7 @@ def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess
         for _ in range(3):
             node.restart()
         for done in running:
-            check(done.result(timeout=100), names)
+            check(done.result(timeout=180), names)
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_single_reads_and_writes_wait_for_a_node_that_restarts(node: NodeProcess
     with ThreadPoolExecutor(len(calls)) as pool:
         running = {name: pool.submit(call) for name, call in calls.items()}
         node.start()
-        assert {name: done.result(timeout=60) for name, done in running.items()} == dict.fromkeys(calls, True)
+        assert {name: done.result(timeout=180) for name, done in running.items()} == dict.fromkeys(calls, True)
     bucket.delete("put-meanwhile")
 
 
@@ -380,7 +380,7 @@ def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucke
         eventually(lambda: link.bytes_to_node > 16 * MiB)
         link.cut()
         link.bytes_per_s = None
-        assert putting.result(timeout=60).size_bytes == len(large())
+        assert putting.result(timeout=180).size_bytes == len(large())
     assert bucket.get("put/large") == large()
     bucket.delete("put/large")
 

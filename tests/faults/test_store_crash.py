@@ -221,7 +221,7 @@ def test_a_store_that_is_killed_at_random_moments_loses_nothing(
         at_work = moments.randrange(6)
         awaited += at_work
         try:
-            eventually(lambda: acknowledged_in(journal) >= at_work, timeout_s=120, interval_s=0.001)  # noqa: B023
+            eventually(lambda: acknowledged_in(journal) >= at_work, interval_s=0.001)  # noqa: B023
             threading.Event().wait(moments.uniform(0.0, 0.005 if at_work else 0.03))
         finally:
             os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "ais_loader.cli", "gateway"]
-TIMEOUT_S = 90.0
+TIMEOUT_S = 180.0
 
 
 def key_file(folder: Path, content: Any, mode: int = 0o600, name: str = "keys.json") -> Path:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Mapping
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def received(sock: socket.socket) -> bytes:

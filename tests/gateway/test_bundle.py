@@ -69,7 +69,7 @@ def test_only_so_many_batches_are_answered_at_once(served: Served, bucket: str) 
     path, document = f"/{bucket}?bundle=", json.dumps(["large"] * 16)  # more than the buffers of sockets hold
 
     def connected() -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)
 
     with GatewayThread(served.clients, None, limits=Limits(batches=1, wait_s=0.1)) as gateway:
         with closing(connected()) as first, closing(connected()) as second:

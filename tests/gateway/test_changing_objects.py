@@ -36,7 +36,7 @@ class Place:
 
     def get(self, name: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         """Return status and body. Raises IncompleteRead or ConnectionError if the answer is cut."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)) as connection:
             connection.request("GET", f"/b/{name}", headers=headers or {})
             answer = connection.getresponse()
             return answer.status, answer.read()
@@ -181,7 +181,7 @@ def test_large_bodies_over_tls(place: Place, tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=files.ca_file)
     certificate = Certificate(files.cert_file, files.key_file)
     with GatewayThread(place.clients, None, certificate=certificate) as gateway:
-        connection = http.client.HTTPSConnection("127.0.0.1", gateway.port, timeout=60, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", gateway.port, timeout=180, context=context)
         with contextlib.closing(connection):
             for _ in range(2):
                 connection.request("GET", "/b/tls")

@@ -114,10 +114,10 @@ def test_the_log_has_no_secrets(told: tuple[GatewayThread, Path], served: Served
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     s3.put_object(Bucket=bucket, Key="a b", Body=b"12345")
     url = s3.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "a b"})
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=180) as answer:
         assert answer.read() == b"12345"
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(url[:-1] + ("0" if url[-1] != "0" else "1"), timeout=60)
+        urllib.request.urlopen(url[:-1] + ("0" if url[-1] != "0" else "1"), timeout=180)
     put, get, refused = lines(path, 3)
     assert (put["method"], put["call"], put["access_key"]) == ("PUT", "PutObject", ACCOUNT.access_key)
     assert put["path"] == f"/{bucket}/a%20b" and put["received_bytes"] >= 5
@@ -155,7 +155,7 @@ def test_a_log_that_is_moved_away_begins_again(told: tuple[GatewayThread, Path],
 def scraped(gateway: GatewayThread) -> str:
     with (
         metrics_served("127.0.0.1", 0, METRICS, lambda: {"0": gateway.gateway.counters}) as port,
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=180) as answer,
     ):
         return str(answer.read().decode())
 
@@ -195,7 +195,7 @@ def test_an_answer_that_is_cut_is_counted_as_aborted(
     gateway, path = told
     served.client.bucket(bucket).put("a", bytes(64 << 20))
     url = s3_of(gateway, served).generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "a"})
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=180) as answer:
         answer.read(1000)
     (line,) = lines(path, 1)
     assert (line["status"], line["call"]) == ("aborted", "GetObject") and 1000 < line["sent_bytes"] < 64 << 20

@@ -46,7 +46,7 @@ def serves(gateway: GatewayCommand) -> bool:
 
 
 def numbers(gateway: GatewayCommand) -> dict[str, float]:
-    with urllib.request.urlopen(gateway.told["metrics_url"], timeout=60) as answer:
+    with urllib.request.urlopen(gateway.told["metrics_url"], timeout=180) as answer:
         found = re.findall(r"(ais_loader_gateway_\w+\{.*?\}) (\S+)", answer.read().decode())
     return {name: float(value) for name, value in found}
 
@@ -75,7 +75,7 @@ def test_both_processes_answer_and_are_told(gateway: GatewayCommand, tmp_path: P
     assert sum(by_process()) == total
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
     assert [line["status"] for line in lines] == ["403"] * total and len({line["id"] for line in lines}) == total
-    with urllib.request.urlopen(gateway.told["page_url"], timeout=60) as answer:
+    with urllib.request.urlopen(gateway.told["page_url"], timeout=180) as answer:
         assert answer.status == 200
 
 

@@ -128,7 +128,7 @@ def test_members_that_a_key_may_list_and_not_read_are_refused_with_a_status(gate
         request = urllib.request.Request(f"{gateway.url}/v1/objects/speech-shards/s.tar?archregx=a")
         request.add_header("Authorization", f"Bearer {key}:secret of {key}")
         try:
-            with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+            with urllib.request.urlopen(request, context=context, timeout=180) as answer:
                 found, body = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             found, body = error.code, error.read()
@@ -186,7 +186,7 @@ def test_a_certificate_that_changes_is_shown_without_a_restart(tmp_path: Path) -
     def accepted(port: int, ca: Path) -> bool:
         context = ssl.create_default_context(cafile=str(ca))
         try:
-            urllib.request.urlopen(f"https://127.0.0.1:{port}/", context=context, timeout=60)
+            urllib.request.urlopen(f"https://127.0.0.1:{port}/", context=context, timeout=180)
         except urllib.error.HTTPError:
             return True  # without a signature
         except urllib.error.URLError:

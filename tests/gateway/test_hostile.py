@@ -59,7 +59,7 @@ def signed(
 
 
 def send(served: Served, method: str, path: str, headers: Mapping[str, str], body: Any = b"") -> tuple[int, bytes]:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=180)) as connection:
         connection.request(method, path, body=body, headers=dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -237,7 +237,7 @@ def test_every_algorithm(served: Served, bucket: str, algorithm: str) -> None:
         assert send(served, "PUT", path, headers, body)[0] == status
         assert served.client.bucket(bucket).exists(algorithm) == (status == 200)
     headers, _, _ = signed(served, "GET", path, {"x-amz-checksum-mode": "ENABLED"})
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=180)) as connection:
         connection.request("GET", path, headers=headers)
         assert connection.getresponse().headers[name] == right
 
@@ -274,7 +274,7 @@ def test_clients_that_disconnect(served: Served, bucket: str) -> None:
             sock.sendall(start + whole[:sent])
     headers, _, _ = signed(served, "GET", f"/{bucket}/there")
     for _ in range(5):
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=180)
         connection.request("GET", f"/{bucket}/there", headers=headers)
         assert len(connection.getresponse().read(1000)) == 1000
         connection.close()

@@ -23,7 +23,7 @@ from tests.table import table
 
 MIB = 1 << 20
 SIZE_BYTES = 3 * MIB
-TIMEOUT_S = 120.0
+TIMEOUT_S = 180.0
 DATA = random.Random(31).randbytes(SIZE_BYTES)
 
 

@@ -26,7 +26,7 @@ def gateway(served: Served) -> Iterator[GatewayThread]:
 def asked(gateway: GatewayThread, method: str, path: str, body: bytes = b"", **query: str) -> ET.Element:
     """Return the document of an answer, without its namespace."""
     text = "&".join(f"{name.replace('_', '-')}={quote(value, safe='')}" for name, value in query.items())
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)
     try:
         connection.request(method, f"{quote(path)}?{text}", body)
         answer = connection.getresponse()
@@ -89,7 +89,7 @@ def test_uploads_name_their_key(gateway: GatewayThread, bucket: str) -> None:
         path = f"/{bucket}/{key}"
         begun = asked(gateway, "POST", path, uploads="")
         upload = begun.findtext("UploadId") or ""
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)
         connection.request("PUT", f"{quote(path)}?uploadId={upload}&partNumber=1", b"x")
         etag = connection.getresponse().getheader("etag")
         connection.close()

@@ -37,7 +37,7 @@ def form(fields: Fields, data: bytes | None = DATA, filename: str = "f.bin", aft
 def posted(
     port: int, bucket: str, body: bytes, kind: str = "multipart/form-data; boundary=boundary"
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
     try:
         connection.request("POST", f"/{bucket}", body, {"Content-Type": kind})
         answer = connection.getresponse()

@@ -89,7 +89,7 @@ def asked(gateway: GatewayThread, s3: Any, call: str, given: dict[str, Any]) -> 
         headers["x-amz-acl"] = given["ACL"]
     if "ObjectAttributes" in given:
         headers["x-amz-object-attributes"] = "ETag"
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)
     try:
         connection.request(names["method"], f"{url.path or '/'}?{url.query}", body, headers)
         answer = connection.getresponse()
@@ -139,7 +139,7 @@ def test_an_address_of_one_bucket_is_of_no_other(
     url = client(gateway, version, style).generate_presigned_url("list_objects", Params={"Bucket": bucket})
     for wrong in (f"{bucket}x", f"{bucket}/x", ""):
         parts = urlsplit(url.replace(bucket, wrong))
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)
         try:
             connection.request("GET", f"{parts.path or '/'}?{parts.query}", headers={"Host": parts.netloc})
             answer = connection.getresponse()

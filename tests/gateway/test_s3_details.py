@@ -211,10 +211,10 @@ def test_clients_that_go_in_the_middle_of_an_answer_are_no_errors(
 ) -> None:
     s3.put_object(Bucket=bucket, Key="a", Body=seeded_bytes(16 << 20))
     with GatewayThread(served.clients, None, limits=Limits(requests=1)) as gateway:
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=180) as connection:
             connection.sendall(f"GET /{bucket}/a HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
         # The only slot is free, and this is answered, when the other answer has ended.
-        with urlopen(f"{gateway.url}/{bucket}?list-type=2", timeout=60) as answer:
+        with urlopen(f"{gateway.url}/{bucket}?list-type=2", timeout=180) as answer:
             assert answer.status == 200
     assert [record.getMessage() for record in caplog.records if record.name.startswith("aiohttp")] == []

@@ -43,7 +43,7 @@ def port(tmp_path: Path, data: bytes) -> Iterator[int]:
 
 
 def test_bodies_of_every_size_on_one_connection(port: int, data: bytes) -> None:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=180)) as connection:
         for size in (*SIZES, *reversed(SIZES)):
             connection.request("GET", f"/b/{size}")
             answer = connection.getresponse()
@@ -66,7 +66,7 @@ def requested(port: int, receive_bytes: int = 4096) -> socket.socket:
 
 
 def answers(port: int, data: bytes) -> bool:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=180)) as connection:
         connection.request("GET", f"/b/{1 << 20}")
         return connection.getresponse().read() == data[: 1 << 20]
 
@@ -197,7 +197,7 @@ def test_a_header_cannot_carry_another_one() -> None:
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
 def test_the_connection_ends_if_the_client_wants_it_to(port: int, data: bytes, version: str) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, sock.makefile("rb") as file:
+    with socket.create_connection(("127.0.0.1", port), timeout=180) as sock, sock.makefile("rb") as file:
         sock.sendall(f"GET /b/{1 << 20} {version}\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         lines, _, body = file.read().partition(b"\r\n\r\n")
     assert f"{version} 200 OK".encode() in lines
@@ -207,7 +207,7 @@ def test_the_connection_ends_if_the_client_wants_it_to(port: int, data: bytes, v
 
 def test_requests_that_are_sent_before_their_answers_are_answered_in_order(port: int, data: bytes) -> None:
     sizes = (1 << 20, 1, 9 << 20, 0, 128 << 10)
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock, sock.makefile("rb") as file:
+    with socket.create_connection(("127.0.0.1", port), timeout=180) as sock, sock.makefile("rb") as file:
         sock.sendall(b"".join(f"GET /b/{size} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for size in sizes))
         for size in sizes:
             lines = list(iter(file.readline, b"\r\n"))

@@ -75,7 +75,7 @@ def test_a_token_file_that_is_missing_is_noticed_at_the_start(tmp_path: Path) ->
 def test_wrong_uses(tmp_path: Path, arguments: list[str], message: str) -> None:
     keys = str(key_file(tmp_path, [{"access_key": "k", "secret_key": "s"}]))
     command = [*COMMAND, str(tmp_path / "store"), *(keys if word == "KEYS" else word for word in arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
@@ -125,7 +125,7 @@ class _Answer:
 def _sent(port: int, request: AWSRequest, body: bytes | None = None) -> _Answer:
     """Send a request to a gateway on this machine, whatever its host is."""
     split = urlsplit(request.url)
-    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=180)) as connection:
         headers = {"Host": split.netloc, **dict(request.headers.items())}
         connection.request(request.method, f"{split.path}?{split.query}", body=body, headers=headers)
         return _Answer(connection.getresponse())
@@ -133,7 +133,7 @@ def _sent(port: int, request: AWSRequest, body: bytes | None = None) -> _Answer:
 
 def test_requests_without_keys(served: Served, bucket: str) -> None:
     with GatewayThread(served.clients, None) as gateway:
-        connection = HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", gateway.port, timeout=180)
         for method, body, status in (("PUT", b"1", 200), ("GET", None, 200), ("DELETE", None, 204), ("GET", None, 404)):
             connection.request(method, f"/{bucket}/a", body=body)
             answer = connection.getresponse()

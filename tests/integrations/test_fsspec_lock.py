@@ -198,7 +198,7 @@ def test_a_write_waits_for_another_process_and_readers_do_not(
         assert files.cat_file("b/a") == b"one"
         assert not written.done() and not files.exists("b/new")
         assert elsewhere.said("c.close()") == "None"
-        written.result(timeout=60)
+        written.result(timeout=180)
     assert files.cat_file("b/new") == b"1"
     files.release_lock()
     assert caplog.text.count("waiting to write, for up to 60 s") == 1
@@ -232,7 +232,7 @@ def test_a_write_waits_longer_for_another_process_as_long_as_that_gets_on(store:
             pieces += 1
         assert not files.exists("b/large")
         assert elsewhere.said(f"w.close() or {filesystem}.release_lock()") == "None"
-        written.result(timeout=60)
+        written.result(timeout=180)
     assert files.cat(["b/new", "b/large"]) == {"b/new": b"1", "b/large": b"0123456789" * pieces}
 
 

@@ -15,7 +15,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MESSAGE, VERSION
 from storage_node.server import NodeServer
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def offer_of(node: NodeServer) -> pb.OpenLaneResponse:

@@ -27,7 +27,7 @@ from tests.table import table
 MIB = 1 << 20
 DATA = {f"{at:02}": seeded_bytes(700_000 + at, seed=at) for at in range(16)}
 SMALL = {f"small/{at}": seeded_bytes(900 + at, seed=100 + at) for at in range(3)}
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="module")

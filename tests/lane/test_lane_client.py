@@ -31,7 +31,7 @@ from tests.table import table
 
 SIZE = 200_000
 DATA = {f"s/{at:02}": seeded_bytes(SIZE + at, seed=at) for at in range(12)}
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 AUTO = ClusterOptions(lane="auto")
 
 

@@ -37,7 +37,7 @@ OBJECTS = SeededObjects(
     | {f"l/{at}": (9 * MiB + at, 2000 + at) for at in range(3)}
 )
 NAMES = sorted(OBJECTS, key=lambda name: zlib.crc32(name.encode()))
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 SOON = Backoff(0.05, 0.05)
 Offer = Callable[[str, int | None], pb.OpenLaneResponse]
 

@@ -17,7 +17,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.store_kit import file_of, flip_a_byte
 
 DATA = SeededObjects({f"{at:02}": (400_000 + at, at) for at in range(12)})
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture(params=["direct", "target"])

@@ -29,7 +29,7 @@ from tests.table import table
 
 TOKEN = bytes(range(TOKEN_BYTES))
 WELCOMED = HEADER.pack(0, WELCOME)
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def message(data: bytes, kind: int = MESSAGE) -> bytes:

@@ -338,7 +338,7 @@ def test_bytes_of_a_batch_take_the_memory_of_an_earlier_one(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     pages = 4 * sum(sizes) // 4096
     assert int(done.stdout) < pages / 20, "each batch touches memory that is new to the process"

@@ -30,7 +30,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer
 from tests.peer_kit import operator_of, peer_of
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 BEGIN = HEADER.pack(len(b"Replica/Write"), CALL) + b"Replica/Write"
 
 

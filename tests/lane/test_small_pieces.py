@@ -13,7 +13,7 @@ from ais_loader.wire.lane import DATA, HEADER, LAST, MESSAGE
 
 PIECES, PIECE_BYTES = 300, 60_000
 HELD_BYTES = 64 << 10
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class _Lane:

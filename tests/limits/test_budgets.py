@@ -216,6 +216,6 @@ def test_a_node_has_all_the_descriptors_that_it_may_have(tmp_path: Path) -> None
             print(*resource.getrlimit(resource.RLIMIT_NOFILE))
     """
     command = [sys.executable, "-c", low, tmp_path / "drive"]
-    said = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60)
+    said = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=180)
     soft, hard = map(int, said.stdout.split())
     assert soft == hard > 200

@@ -15,7 +15,7 @@ import pytest
 
 from storage_node.limits.blocking_calls import BlockingCalls
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class Content:

@@ -75,7 +75,7 @@ class Hostile:
         self._stop = threading.Event()
 
     def get(self) -> grpc.Call:
-        return self.stub.Get(pb.GetRequest(bucket="b", name="large"), metadata=HOSTILE, timeout=60)
+        return self.stub.Get(pb.GetRequest(bucket="b", name="large"), metadata=HOSTILE, timeout=180)
 
     def put(self, name: str) -> grpc.Future:
         def messages() -> Iterator[pb.PutRequest]:
@@ -83,7 +83,7 @@ class Hostile:
             yield pb.PutRequest(data=bytes(MiB))
             self._stop.wait(60)
 
-        return self.stub.Put.future(messages(), metadata=HOSTILE, timeout=60)
+        return self.stub.Put.future(messages(), metadata=HOSTILE, timeout=180)
 
     def __enter__(self) -> Hostile:
         return self
@@ -244,7 +244,7 @@ def test_groups_that_are_never_committed_have_a_budget_and_give_it_back(tmp_path
 
         with peer_of(node) as channel:
             stub = ais_replica_pb2_grpc.ReplicaStub(channel)
-            calls = [stub.Write(messages(number), timeout=60) for number in range(8)]
+            calls = [stub.Write(messages(number), timeout=180) for number in range(8)]
             eventually(lambda: streams.slots.stalled >= 3)
             assert streams.messages.held_bytes <= 8 * MiB
             with Writer(cluster.nodes[0].url) as writer:
@@ -274,15 +274,15 @@ def test_versions_to_retain_have_places_a_deadline_and_an_end(tmp_path: Path) ->
 
         with peer_of(node) as channel:
             stub = keep_rpc.SnapshotCopiesStub(channel)
-            waiting = [stub.Keep.future(silent(), timeout=60) for _ in range(2)]
+            waiting = [stub.Keep.future(silent(), timeout=180) for _ in range(2)]
             eventually(lambda: streams.slots.held == 2)
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Keep(silent(), timeout=60)
+                stub.Keep(silent(), timeout=180)
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert {call.code() for call in waiting} == {grpc.StatusCode.DEADLINE_EXCEEDED}
             over.set()
             with pytest.raises(grpc.RpcError, match="goes on after them"):
-                stub.Keep(iter([keep_pb.KeepRequest(header=header), keep_pb.KeepRequest(data=b"123")]), timeout=60)
+                stub.Keep(iter([keep_pb.KeepRequest(header=header), keep_pb.KeepRequest(data=b"123")]), timeout=180)
         eventually(lambda: (streams.slots.held, streams.messages.held_bytes) == (0, 0))
         assert not list((tmp_path / "node-0").rglob("*.part"))
 

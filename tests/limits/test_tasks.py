@@ -25,7 +25,7 @@ def test_work_that_fails_begins_anew_and_says_why(
             raise AttributeError(f"try {len(tries)}")
 
     with caplog.at_level(logging.ERROR, "storage_node"):
-        asyncio.run(asyncio.wait_for(keep_going("counting", work), timeout=60))
+        asyncio.run(asyncio.wait_for(keep_going("counting", work), timeout=180))
     assert tries == [0, 1, 2, 3]
     assert [f"try {number}" in (record.exc_text or "") for number, record in enumerate(caplog.records, 1)] == [True] * 3
     assert all("counting failed" in record.getMessage() for record in caplog.records)
@@ -39,4 +39,4 @@ def test_work_that_is_cancelled_is_over() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(cancelled(), timeout=60))
+    asyncio.run(asyncio.wait_for(cancelled(), timeout=180))

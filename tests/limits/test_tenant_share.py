@@ -106,8 +106,8 @@ def opened_lane(node: NodeServer, tenant: str) -> socket.socket:
     """Open a lane over TCP as a client of this tenant. Returns it after the node has answered its token."""
     with grpc.insecure_channel(node.endpoint) as channel:
         request = pb.OpenLaneRequest(port=node.port)
-        offer = rpc.GetBatchStub(channel).OpenLane(request, timeout=60.0, metadata=[(TENANT_KEY, tenant.encode())])
-    lane = socket.create_connection(("127.0.0.1", offer.tcp_port), timeout=60.0)
+        offer = rpc.GetBatchStub(channel).OpenLane(request, timeout=180, metadata=[(TENANT_KEY, tenant.encode())])
+    lane = socket.create_connection(("127.0.0.1", offer.tcp_port), timeout=180)
     lane.sendall(GREETING.pack(MAGIC, VERSION, offer.token))
     return lane
 

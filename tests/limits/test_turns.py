@@ -119,7 +119,7 @@ def test_calls_of_one_tenant_are_not_served_before_all_that_another_has_asked_fo
 
         def ask(tenant: str, name: str) -> grpc.Future:
             request = pb.HeadRequest(bucket="b", name=name)
-            return stub.Head.future(request, metadata=((TENANT_KEY, tenant.encode()),), timeout=60)
+            return stub.Head.future(request, metadata=((TENANT_KEY, tenant.encode()),), timeout=180)
 
         calls = [ask("hostile", f"hostile/{at}") for at in range(40)]
         eventually(lambda: there.metrics.pending_reads >= 40)
@@ -150,11 +150,11 @@ def test_folders_that_do_not_answer_hold_up_no_other_tenants_promotion(
 
         def look(tenant: bytes, name: str) -> grpc.Future:
             request = promote_pb.LookRequest(path=os.fsencode(tmp_path / "root" / name), recursive=True)
-            return stub.Look.future(request, metadata=((TENANT_KEY, tenant),), timeout=60)
+            return stub.Look.future(request, metadata=((TENANT_KEY, tenant),), timeout=180)
 
         calls = [look(b"hostile", "slow") for _ in range(8)]
         eventually(lambda: len(walked) >= 3)
-        assert look(b"modest", "fast").result(timeout=60).inode
+        assert look(b"modest", "fast").result(timeout=180).inode
         assert not any(call.done() for call in calls)
         answering.set()
         assert all(call.result().inode for call in calls)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 120
+TIMEOUT_S = 180
 RANK = """
 import json, os, sys
 import torch

@@ -198,7 +198,7 @@ def test_a_full_shared_folder_is_not_used(tmp_path: Path) -> None:
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces here")
     program = [sys.executable, "-W", "ignore", "-c", FULL, str(Path(__file__).parent), str(tmp_path)]
-    done = subprocess.run([*inside, *program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*inside, *program], capture_output=True, text=True, timeout=180)
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 

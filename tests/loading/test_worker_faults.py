@@ -44,7 +44,7 @@ from ais_loader.loading.process_workers import error_of, hang_up, packed_error
 from ais_loader.loading.workers import FetchedBatch
 from ais_loader.testing import eventually
 
-EXIT_TIMEOUT_S = 60
+EXIT_TIMEOUT_S = 180
 STALL_S = 2.0
 """In which a worker has begun, also on a busy machine."""
 

@@ -20,7 +20,7 @@ from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
 from tests.node.node_kit import kept_port
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 180.0
 
 
 @dataclass

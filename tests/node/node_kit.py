@@ -20,7 +20,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 180.0
 PLENTY = 1 << 40
 
 

@@ -22,7 +22,7 @@ from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member
 from tests.peer_kit import OPTIONS, operator_of, peer_of
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 SECRET = "what-the-code-says"
 
@@ -54,7 +54,7 @@ def of_secret(told: str = SECRET) -> object:
 
 
 def asked(channel: grpc.Channel) -> pb.ClusterMap:
-    map_: pb.ClusterMap = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=60).map
+    map_: pb.ClusterMap = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=180).map
     return map_
 
 

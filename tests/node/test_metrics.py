@@ -47,7 +47,7 @@ ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())
 SIZE_BYTES = 10_000
 NAMES = [f"{at:02d}" for at in range(20)]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def value(node: NodeServer, name: str, **labels: str) -> float:

@@ -18,7 +18,7 @@ from storage_node.store.read.file_frame import FileFrame, FilePart
 from tests.node.loop_kit import settle
 from tests.node.node_kit import serving
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def on_loop(server: NodeServer, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -89,7 +89,7 @@ def answers(node: NodeServer, method: str, request: Message, response: str) -> A
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=before(response).FromString,
         )
-        return call(request, timeout=60)
+        return call(request, timeout=180)
 
 
 @pytest.mark.slow

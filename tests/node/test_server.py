@@ -199,7 +199,7 @@ def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> Non
         putting = [pool.submit(put_until_it_fails, worker) for worker in range(4)]
         eventually(lambda: len(list(bucket.objects())) > 8)
         node.stop(grace_s=0.0)
-        acknowledged = [name for done in putting for name in done.result(timeout=60)]
+        acknowledged = [name for done in putting for name in done.result(timeout=180)]
     with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as again, bucket_of(again) as bucket:
         found = {info.name: info.size_bytes for info in bucket.objects()}
         assert set(acknowledged) <= set(found)

@@ -19,7 +19,7 @@ from storage_node.store.read.object_reader import StoredObjectReader, open_objec
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 180.0
 DOUBT, NOTHING = "in doubt", "nothing"
 
 

@@ -47,7 +47,7 @@ def run_without(
         cwd=cwd or ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=180,
     )
 
 
@@ -68,7 +68,7 @@ def run(*command: object, cwd: Path, timeout_s: float = 110, **environment: str)
 def last_release() -> str:
     """The newest tag of a version, or HEAD before the first one."""
     command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     return found.stdout.strip() if found.returncode == 0 else "HEAD"
 
 

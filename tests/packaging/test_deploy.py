@@ -104,7 +104,7 @@ def unprivileged(folder: Path) -> tuple[list[str], dict[str, str]]:
     before: list[str] = []
     if os.geteuid() == 0:
         before = ["unshare", "--user", "--map-user=10001", "--map-group=10001"]
-        if subprocess.run([*before, "true"], capture_output=True, timeout=60).returncode != 0:
+        if subprocess.run([*before, "true"], capture_output=True, timeout=180).returncode != 0:
             pytest.skip("this machine has no user namespaces")
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     return before, {"PATH": path, "HOME": "/nowhere", "TMPDIR": str(folder / "tmp"), "LANG": "C.UTF-8"}
@@ -136,7 +136,7 @@ def served(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
             [*before, *command], cwd=folder / "root", env=environment, stdout=log, stderr=log, text=True
         )
     try:
-        eventually(lambda: "serving" in (folder / "log").read_text() or node.poll() is not None, timeout_s=60)
+        eventually(lambda: "serving" in (folder / "log").read_text() or node.poll() is not None)
         assert node.poll() is None, (folder / "log").read_text()
         yield node
         node.send_signal(signal.SIGTERM)
@@ -155,15 +155,15 @@ def assert_serves(command: list[str], health: list[str], folder: Path, ports: di
             assert client.bucket("b").get("a") == b"bytes"
         asked = here(health, folder, ports)
         told = subprocess.run(
-            [*before, *asked], env=environment, cwd=folder / "root", capture_output=True, text=True, timeout=60
+            [*before, *asked], env=environment, cwd=folder / "root", capture_output=True, text=True, timeout=180
         )
         assert told.returncode == 0, told
         if "9480" in ports:
-            with urllib.request.urlopen(f"http://127.0.0.1:{ports['9480']}/metrics", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{ports['9480']}/metrics", timeout=180) as answer:
                 assert b"ais_loader_" in answer.read()
         assert node.poll() is None
     told = subprocess.run(
-        [*before, *asked], env=environment, cwd=folder / "root", capture_output=True, text=True, timeout=60
+        [*before, *asked], env=environment, cwd=folder / "root", capture_output=True, text=True, timeout=180
     )
     assert told.returncode == 1, told
 

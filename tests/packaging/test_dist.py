@@ -137,7 +137,7 @@ def interpreter(version: str) -> str | None:
     of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for python in (shutil.which(f"python{version}"), *map(str, of_pyenv)):
         # A shim of pyenv may lead nowhere.
-        if python and subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0:
+        if python and subprocess.run([python, "-c", ""], capture_output=True, timeout=180).returncode == 0:
             return python
     return None
 
@@ -276,6 +276,6 @@ def test_a_wheel_for_musl_needs_nothing_that_musl_lacks(release: tuple[Path, str
     zipfile.ZipFile(foreign_wheel(release, platform.machine(), "musl")).extractall(tmp_path)
     for module in NATIVE:
         path = tmp_path / f"{module}.abi3.so"
-        done = subprocess.run([loader, "--list", path], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([loader, "--list", path], capture_output=True, text=True, timeout=180)
         missing = set(re.findall(r"relocating [^:]*: (\w+): symbol not found", done.stderr))
         assert missing and {name for name in missing if not name.startswith(("Py", "_Py"))} == set()

@@ -200,7 +200,7 @@ assert importlib.metadata.version("torchcodec")  # to import it takes FFmpeg's l
 import signal, subprocess, urllib.request
 with subprocess.Popen([BIN / "ais-loader", "ui", "--store", url], stdout=subprocess.PIPE, text=True) as page:
     address = page.stdout.readline().strip()
-    assert b"<html" in urllib.request.urlopen(address, timeout=60).read()
+    assert b"<html" in urllib.request.urlopen(address, timeout=180).read()
     page.send_signal(signal.SIGINT)
 """,
     "etl": """
@@ -213,7 +213,7 @@ for kind in (FastAPIServer, FlaskServer):
             return data.upper()
     with Upper().running() as address:
         request = urllib.request.Request(f"{address}/transform", b"text", {"Ais-Etl-Path": "b/a"}, method="PUT")
-        assert urllib.request.urlopen(request, timeout=60).read() == b"TEXT"
+        assert urllib.request.urlopen(request, timeout=180).read() == b"TEXT"
 """,
     "bench": """
 import subprocess

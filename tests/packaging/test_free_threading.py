@@ -102,7 +102,7 @@ def test_a_native_module_compiles_without_the_gil_and_declares_that_it_needs_non
 
 def test_importing_the_store_on_a_free_threaded_python_leaves_the_gil_off(tmp_path: Path) -> None:
     find = [uv(), "python", "find", "3.14t"]
-    found = subprocess.run(find, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(find, capture_output=True, text=True, timeout=180)
     if found.returncode != 0:
         pytest.skip("no CPython 3.14t is installed")
     python = tmp_path / "venv" / "bin" / "python"

@@ -18,7 +18,7 @@ NEW_ENOUGH, TOO_OLD, BROKEN = "exit 0", "exit 1", "echo 'pyenv: command not foun
 
 def made(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": str(path)}
-    return subprocess.run([str(MAKE), *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(MAKE), *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Azurite(Emulator):
         digest = hmac.digest(base64.b64decode(KEY), "\n".join(lines).encode(), "sha256")
         sent["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
         url = path + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60.0)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)) as connection:
             connection.request(method, url, body=body, headers=sent)
             answer = connection.getresponse()
             data = answer.read()

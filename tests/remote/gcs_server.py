@@ -111,7 +111,7 @@ class GcsServer(Emulator):
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send a request to the emulator as it is. Returns the status, the headers and the content of the answer."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60.0)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)) as connection:
             connection.putrequest(method, path, skip_accept_encoding=True)
             for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
                 connection.putheader(name, value)

@@ -37,7 +37,7 @@ sys.stdin.read()
 """
 PAGE_KEYS = 100
 """Number of keys of a page of a listing."""
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 180.0
 
 
 class S3Client:

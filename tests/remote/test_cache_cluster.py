@@ -64,7 +64,7 @@ def evict_at(node: NodeProcess, bucket: Bucket) -> int:
     """Evict the copies on one node alone; return how many it had."""
     with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
         stub = rpc.RemoteBucketsStub(channel)
-        answer: pb.EvictResponse = stub.Evict(pb.EvictRequest(bucket=bucket.name), timeout=60)
+        answer: pb.EvictResponse = stub.Evict(pb.EvictRequest(bucket=bucket.name), timeout=180)
     return answer.objects
 
 

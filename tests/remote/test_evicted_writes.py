@@ -170,7 +170,7 @@ def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
             version=[to_wire(version._replace(counter=version.counter + 1))],
         )
         with peer_at(cluster.nodes[first].peer_endpoint, cluster.uuid_of(other), view.version) as channel:
-            ais_replica_pb2_grpc.RepairStub(channel).Missed(missed, timeout=60)
+            ais_replica_pb2_grpc.RepairStub(channel).Missed(missed, timeout=180)
         remote_bucket.put(NAME, NEW)
         for _ in range(6):
             eventually(lambda: is_read(bucket))

@@ -21,7 +21,7 @@ from tests.remote.s3_server import S3Server
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * 4096
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture

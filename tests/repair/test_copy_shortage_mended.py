@@ -18,7 +18,7 @@ from tests.node.drive_kit import drive_cluster
 from tests.store.small_drive import small_drive
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 NEVER_S = 3600.0
 """Passes of repair come at the start only."""
 LARGE = 1 << 20

@@ -24,7 +24,7 @@ from tests.store.store_kit import contents, file_of, flip_a_byte
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 NEVER_S = 3600.0
 OBJECTS = SeededObjects({f"k{at:02d}": (700_000 if at % 4 == 0 else 5_000, at) for at in range(16)})
 

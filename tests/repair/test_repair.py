@@ -25,7 +25,7 @@ from storage_node.store.store import Store
 from storage_node.store.write import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 LARGE = bytes(range(256)) * 2000
 
 

@@ -25,7 +25,7 @@ from tests.store.store_kit import file_of, flip_a_byte
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture

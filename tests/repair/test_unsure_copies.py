@@ -14,7 +14,7 @@ from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, name_with, said
 
 OLD, NEW = b"old", b"new"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import name_with, said, staged_files
 
 DATA = seeded_bytes((1 << 20) + 5, seed=1)
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 async def of_a_job(cluster: LocalCluster, name: str, path: Path) -> object:

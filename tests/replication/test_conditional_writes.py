@@ -60,13 +60,13 @@ def refusals(url: str, name: str, version: str) -> list[tuple[str, str]]:
     condition = at(version)
     with Writer(url) as writer:
         small = pb.SmallObject(bucket=BUCKET, name=name, data=b"x", condition=condition)
-        (answer,) = writer.stub.PutMany(iter([pb.PutManyRequest(object=[small])]), timeout=60)
+        (answer,) = writer.stub.PutMany(iter([pb.PutManyRequest(object=[small])]), timeout=180)
         return [
             (answer.result[0].error.kind, answer.result[0].error.message),
             refused(lambda: writer.put(name, b"x", condition=condition)),
             refused(lambda: writer.put(name, LARGE, condition=condition)),
             refused(
-                lambda: writer.stub.Delete(pb.DeleteRequest(bucket=BUCKET, name=name, if_version=version), timeout=60)
+                lambda: writer.stub.Delete(pb.DeleteRequest(bucket=BUCKET, name=name, if_version=version), timeout=180)
             ),
         ]
 
@@ -347,7 +347,7 @@ def test_no_write_comes_between_what_a_condition_wanted_and_what_replaced_it(clu
                     replaced.append((there.version, version_of(info)))
                 except grpc.RpcError as error:
                     assert dict(error.trailing_metadata())["ais-error-kind"] == "version-conflict"
-    thread.join(timeout=60)
+    thread.join(timeout=180)
     assert not failed
     ends = [after for _, after in replaced]
     for before, after in replaced:

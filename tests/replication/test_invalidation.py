@@ -25,7 +25,7 @@ from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 
 OLD, NEW, ID = b"old", b"new", b"W1".rjust(16, b"i")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def quick(root: Path, nodes: int = 3) -> LocalCluster:

@@ -27,7 +27,7 @@ from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import Writer, cluster_of, copies_of
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 ID = b"W1".rjust(16, b"i")
 
 

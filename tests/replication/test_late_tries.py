@@ -38,13 +38,13 @@ def put(writer: Writer, how: pb.PutCondition) -> object:
 
 def delete(writer: Writer, how: pb.PutCondition) -> object:
     request = pb.DeleteRequest(bucket=BUCKET, name=NAME, write_id=how.write_id, repeat_ms=how.repeat_ms)
-    return writer.stub.Delete(request, timeout=60)
+    return writer.stub.Delete(request, timeout=180)
 
 
 def delete_many(writer: Writer, how: pb.PutCondition) -> object:
     stub = contents_rpc.ContentsStub(writer._channel)
     request = contents.DeleteManyRequest(bucket=BUCKET, name=[NAME], write_id=how.write_id, repeat_ms=how.repeat_ms)
-    return stub.DeleteMany(request, timeout=60)
+    return stub.DeleteMany(request, timeout=180)
 
 
 class StandingStill:

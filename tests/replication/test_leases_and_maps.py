@@ -20,7 +20,7 @@ from tests.replication.test_read_leases import Cuts, Reading, cuts
 
 OLD, NEW = b"old", b"new"
 LEASE_S = 0.3
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 __all__ = ["cuts"]
 
 

@@ -12,7 +12,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.put_groups import PutGroups
 from tests.node.loop_kit import settle, until
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class Committer:

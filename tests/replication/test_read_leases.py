@@ -24,7 +24,7 @@ from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 pytestmark = pytest.mark.slow
 OLD, NEW = b"old", b"new"
 LEASE_S = 1.0
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class Cuts:

@@ -29,7 +29,7 @@ from tests.peer_kit import peer_of
 from tests.repair.test_repair import back, stopped, store_of
 from tests.replication.test_replication_faults import write_quietly
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 async def _fetches_nothing(*_: object) -> None:

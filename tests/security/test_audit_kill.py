@@ -58,7 +58,7 @@ def test_lines_are_counted(tmp_path: Path) -> None:
         client.create_bucket("b")
 
         def numbers() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=60) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=180) as response:
                 return str(response.read().decode())
 
         eventually(lambda: 'ais_loader_audit_lines_total{outcome="written"} 2.0' in numbers())

@@ -26,7 +26,7 @@ from tests.security.audit_kit import awaited, files_of, lines_in, logged, run, v
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 from tests.tar_kit import packed_tar
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 NAMED = ClusterOptions(tenant="named")
 LANES = ["auto", "grpc"]
 NAMES = [f"{number:04d}" for number in range(200)]

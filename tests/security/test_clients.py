@@ -90,7 +90,7 @@ def test_a_system_that_trusts_the_ca_needs_no_path(stored: NodeServer, identity:
 
     code = f"import ais_loader; print(ais_loader.connect({stored.url!r}).bucket('b').get('x')[:5])"
     variables = {**os.environ, "SSL_CERT_FILE": str(identity.ca_file)}
-    found = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=180)
     assert found.stdout == "b'hello'\n", found.stderr
 
 

@@ -23,7 +23,7 @@ def test_a_node_tells_when_its_certificate_and_the_ca_end(tmp_path: Path, identi
     config = ServerConfig(port=0, metrics_port=0)
     with (
         NodeServer([tmp_path / "drive"], config, identity=identity.path) as node,
-        urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=60) as response,
+        urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=180) as response,
     ):
         text = response.read().decode()
     pattern = r'^ais_loader_certificate_expiry_timestamp_seconds{file="(\w+)"} (\S+)$'

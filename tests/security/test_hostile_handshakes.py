@@ -158,7 +158,7 @@ def test_a_version_before_tls_1_2_is_refused(node: NodeServer, identity: Identit
     with pytest.warns(DeprecationWarning):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     with (
-        socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=60) as sock,
+        socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=180) as sock,
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
         context.wrap_socket(sock)
@@ -168,7 +168,7 @@ def test_a_version_before_tls_1_2_is_refused(node: NodeServer, identity: Identit
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_whoever_speaks_no_tls_is_disconnected(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
     for said in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 70_000):
-        with socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=60) as sock:
+        with socket.create_connection(("127.0.0.1", LISTENERS[listener](node)), timeout=180) as sock:
             received = b""
             try:
                 sock.sendall(said)

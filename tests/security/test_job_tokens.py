@@ -23,7 +23,7 @@ from tests.peer_kit import OPTIONS, operator_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 
 pytestmark = pytest.mark.slow  # each waits for processes of transforms
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 ENDS_WITHIN_S = 60.0
 """Much less than the jobs would take."""
 NAMES = [f"{number:03d}" for number in range(200)]

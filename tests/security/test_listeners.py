@@ -73,13 +73,13 @@ def test_a_secure_node_listens_where_the_page_says_and_nowhere_else(tmp_path: Pa
         ) | {"lanes of clients": "Unix", "lanes of peers": "Unix"}
         for port, name in found.items():
             assert _speaks_tls(port) == rows[name][2].startswith("TLS"), name
-        with urllib.request.urlopen(node.metrics_url, timeout=60) as response:
+        with urllib.request.urlopen(node.metrics_url, timeout=180) as response:
             assert b"ais_loader_" in response.read()
 
 
 def _speaks_tls(port: int) -> bool:
     try:
-        ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
+        ssl.get_server_certificate(("127.0.0.1", port), timeout=180)
     except OSError:
         return False
     return True
@@ -104,7 +104,7 @@ def test_a_node_on_demand_is_reached_by_its_own_user_alone(tmp_path: Path) -> No
             assert set(tcp.values()) == {"127.0.0.1"} and len(tcp) == 1  # of peers
             (port,) = tcp
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
-                rpc.BucketsStub(channel).ListBuckets(pb.ListBucketsRequest(), timeout=60)
+                rpc.BucketsStub(channel).ListBuckets(pb.ListBucketsRequest(), timeout=180)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
             if os.geteuid() == 0:
                 tmp_path.chmod(0o711)  # the folder of the drive is what keeps others out

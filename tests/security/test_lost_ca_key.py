@@ -26,7 +26,7 @@ from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member
 from tests.security.tls_kit import asked, caller, refusal
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 
 

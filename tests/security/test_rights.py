@@ -33,7 +33,7 @@ from tests.peer_kit import OPTIONS, operator_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, key_in, secure
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 OF_CLIENTS = sorted(method for method, call in TABLE.items() if call.by & Role.CLIENT)
 LANES = ["auto", "grpc"]
 

@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_etl_pb2_grpc as rpc
 from tests.peer_kit import OPTIONS, operator_of
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 PAUSE_S = 0.3
 NAMES = [f"{number:02d}" for number in range(40)]
 

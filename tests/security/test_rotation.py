@@ -22,7 +22,7 @@ from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member
 from tests.security.tls_kit import asked, caller
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture(autouse=True)

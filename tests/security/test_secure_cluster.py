@@ -100,7 +100,7 @@ def test_a_killed_node_comes_back_with_tls(operator: Operator, ray_cluster: dict
         now = operator.nodes()[killed["id"]]
         return now["state"] == "serving" and now["pid"] != killed["pid"]
 
-    eventually(back, timeout_s=90.0, interval_s=0.5)
+    eventually(back, interval_s=0.5)
     assert batch_of(ray_cluster["url"], ray_cluster["ca_file"]) == OBJECTS
 
 

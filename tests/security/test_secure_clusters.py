@@ -22,7 +22,7 @@ from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure_cluster
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 NAMES = [f"{number:04d}" for number in range(60)]
 
 

@@ -25,7 +25,7 @@ from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure_cluster
 
 pytestmark = pytest.mark.slow  # three nodes with processes of transforms
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 NAMES = [f"{number:03d}" for number in range(90)]
 OF_JOBS = ("in:read,list,etl-use,etl-job", "out:write,read,list,etl-job")
 

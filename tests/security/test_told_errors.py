@@ -21,7 +21,7 @@ from storage_node.store.places import without_places
 from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 LARGE = bytes(200_000)
 SMALL = "speech:read,list,write,etl-use"
 

@@ -18,7 +18,7 @@ from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 MINE = "mine:read,list,write,delete,admin,etl-job"
 
 

@@ -19,7 +19,7 @@ from storage_node.context.channels import Caller
 from storage_node.security.identity.credentials import ChannelCredentials, TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 HOUR = datetime.timedelta(hours=1)
 

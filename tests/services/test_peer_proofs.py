@@ -29,7 +29,7 @@ from tests.node.cluster_kit import LocalCluster
 from tests.peer_kit import OPTIONS
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 PROGRESS = "/ais_loader.v1.Repair/Progress"
 REFUSED = grpc.StatusCode.UNAUTHENTICATED
 

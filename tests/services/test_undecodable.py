@@ -17,7 +17,7 @@ from storage_node.settings.config import ServerConfig
 from tests.table import table
 
 GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="module")

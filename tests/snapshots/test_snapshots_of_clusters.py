@@ -138,8 +138,8 @@ def test_a_write_whose_version_was_given_before_the_cut_and_comes_after_it_is_re
         with peer_of(cluster.nodes[owner]) as channel:
             replica = ais_replica_pb2_grpc.ReplicaStub(channel)
             with pytest.raises(grpc.RpcError, match="comes after a snapshot"):
-                replica.Bury(wire.BuryRequest(bucket=ref, name="a", version=version), timeout=60)
-            left = replica.Bury(wire.BuryRequest(bucket=ref, name="b", version=version, is_copy=True), timeout=60)
+                replica.Bury(wire.BuryRequest(bucket=ref, name="a", version=version), timeout=180)
+            left = replica.Bury(wire.BuryRequest(bucket=ref, name="b", version=version, is_copy=True), timeout=180)
             assert left.version == version
         assert client.bucket(BUCKET).get("a") == b"first"
 
@@ -182,15 +182,15 @@ def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, m
         for node in cluster.nodes:
             with peer_of(node) as channel:
                 stub = ais_snapshot_copies_pb2_grpc.SnapshotCopiesStub(channel)
-                assert stub.Hold(hold, timeout=60).clock >= 0
+                assert stub.Hold(hold, timeout=180).clock >= 0
                 again = pb.HoldRequest(bucket=ref, attempt=b"b" * 16)
                 with pytest.raises(grpc.RpcError, match="another snapshot"):
-                    stub.Hold(again, timeout=60)
+                    stub.Hold(again, timeout=180)
         bucket.put("a", b"1")  # waits
         bucket.delete("a")
         with peer_of(cluster.nodes[0]) as channel:
             release = pb.ReleaseRequest(bucket=ref, attempt=b"a" * 16)
-            assert not ais_snapshot_copies_pb2_grpc.SnapshotCopiesStub(channel).Release(release, timeout=60).held
+            assert not ais_snapshot_copies_pb2_grpc.SnapshotCopiesStub(channel).Release(release, timeout=180).held
         assert bucket.snapshot("s").objects == 0
 
 

@@ -17,7 +17,7 @@ from storage_node.store.drive.published_commits import FILE_NAME, FollowedCommit
 from storage_node.store.store import Store
 from tests.table import table
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture(autouse=True)

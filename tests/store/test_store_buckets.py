@@ -125,7 +125,7 @@ def test_no_object_outlives_a_bucket_that_is_deleted_while_others_put(tmp_path: 
             start = threading.Barrier(4)
 
             def write(name: str, start: threading.Barrier = start) -> None:
-                start.wait(timeout=60)
+                start.wait(timeout=180)
                 try:
                     for number in range(20):
                         put(store, f"{name}{number}", b"x")
@@ -135,10 +135,10 @@ def test_no_object_outlives_a_bucket_that_is_deleted_while_others_put(tmp_path: 
             threads = [threading.Thread(target=write, args=(name,)) for name in "abc"]
             for thread in threads:
                 thread.start()
-            start.wait(timeout=60)
+            start.wait(timeout=180)
             store.delete_bucket(BUCKET, force=True)
             for thread in threads:
-                thread.join(timeout=60)
+                thread.join(timeout=180)
     assert_sound(tmp_path / "drive")
     assert not object_files(tmp_path / "drive")
 
@@ -151,7 +151,7 @@ def test_an_empty_bucket_with_a_put_under_way_is_either_kept_or_gone_whole(tmp_p
             outcome: list[str] = []
 
             def write(start: threading.Barrier = start, outcome: list[str] = outcome) -> None:
-                start.wait(timeout=60)
+                start.wait(timeout=180)
                 try:
                     put(store, "a", b"x")
                     outcome.append("put")
@@ -160,13 +160,13 @@ def test_an_empty_bucket_with_a_put_under_way_is_either_kept_or_gone_whole(tmp_p
 
             thread = threading.Thread(target=write)
             thread.start()
-            start.wait(timeout=60)
+            start.wait(timeout=180)
             try:
                 store.delete_bucket(BUCKET)
                 deleted = True
             except BucketNotEmpty:
                 deleted = False
-            thread.join(timeout=60)
+            thread.join(timeout=180)
             # An acknowledged put into a bucket that was deleted as empty would be a lost write.
             assert outcome == (["refused"] if deleted else ["put"])
             if not deleted:

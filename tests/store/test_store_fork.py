@@ -161,7 +161,7 @@ def test_a_fork_while_others_write_stops_neither(tmp_path: Path) -> None:
             in_a_child(child)
         stop.set()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=180)
         assert not failures and "child" not in names(store)
     assert_sound(tmp_path / "drive")
 
@@ -181,7 +181,7 @@ with store.begin_put("b", "after") as upload:
 """
     import subprocess
 
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=True)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=180, check=True)
     with Store.open([tmp_path / "drive"]) as store:
         assert names(store, bucket="b") == ["after"]
 

@@ -111,7 +111,7 @@ def test_opening_beside_a_writer_in_another_process_names_that_process(tmp_path:
             Store.open([tmp_path / "drive"])
         with Store.open([tmp_path / "drive"], mode="r") as reader:
             assert list(reader.buckets()) == ["held"]
-        holder.communicate(timeout=60)
+        holder.communicate(timeout=180)
     with Store.open([tmp_path / "drive"]) as store:
         assert list(store.buckets()) == ["held"]
 
@@ -131,7 +131,7 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
     start = threading.Barrier(8)
 
     def create() -> None:
-        start.wait(timeout=60)
+        start.wait(timeout=180)
         try:
             with Store.open([tmp_path / "a", tmp_path / "b"]) as store:
                 found.append(store.store_uuid)
@@ -142,7 +142,7 @@ def test_of_many_that_create_one_store_at_once_all_find_the_same_or_are_told_it_
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=180)
     assert len(found) + len(refused) == 8 and len(set(found)) == 1
     assert all(isinstance(error, StoreLocked) for error in refused), refused
     assert_sound(tmp_path / "a", tmp_path / "b")

@@ -135,9 +135,9 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
                 eventually(lambda: failures or (len(written) > 5 and time.monotonic() - began_s > SECONDS))
             finally:
                 stop.set()
-                outputs = [reader.communicate(timeout=60)[0] for reader in readers]
+                outputs = [reader.communicate(timeout=180)[0] for reader in readers]
                 for thread in (writer, *threads):
-                    thread.join(timeout=60)
+                    thread.join(timeout=180)
         assert not failures
         assert [reader.returncode for reader in readers] == [0, 0]
         assert all(int(output) > 0 for output in outputs) and len(looks) == 3
@@ -162,7 +162,7 @@ def test_writers_of_one_name_in_many_threads_end_with_the_highest_version(tmp_pa
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=180)
         versions = [version for version, _ in committed]
         assert len(set(versions)) == len(versions) == 6 * (45 + 45)
         newest, data = max(committed, key=lambda pair: pair[0])  # type: ignore[arg-type, return-value]
@@ -187,7 +187,7 @@ def test_threads_that_put_and_delete_one_name_leave_one_state(tmp_path: Path) ->
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=180)
         for name, record in store.objects(BUCKET):
             assert len(read(store, name)) == record.size_bytes == 10
     assert_sound(tmp_path / "drive")

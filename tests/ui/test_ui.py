@@ -273,7 +273,7 @@ def test_the_command_prints_its_address_and_ends_when_it_is_interrupted(store: P
         address = process.stdout.readline().strip()
         assert Served(address).ask("api/buckets").status == 200
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=180)
         assert (process.returncode, said) == (0, "Ctrl-C ends it\n")
 
 
@@ -291,7 +291,7 @@ def in_browser(page: Served, **place: str) -> str:
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
     done = subprocess.run(
-        [BROWSER, *flags, f"{page.address}#{urlencode(place)}"], capture_output=True, text=True, timeout=100
+        [BROWSER, *flags, f"{page.address}#{urlencode(place)}"], capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 from ais_loader.objects.client import Client
 from ais_loader.ui.server import serve
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)

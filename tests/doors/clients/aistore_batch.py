@@ -40,7 +40,7 @@ def contents(of):  # type: ignore[no-untyped-def]
 
 def waited(job_id: str) -> None:
     """Wait for a job, which must succeed."""
-    equal(client.job(job_id).wait(timeout=60, verbose=False).success, True)
+    equal(client.job(job_id).wait(timeout=180, verbose=False).success, True)
 
 
 for key, body in stored.items():

@@ -49,7 +49,7 @@ def killed_at_the_end(output: Path, *options: object) -> Iterator[Callable[[int]
         yield until
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=180)
 
 
 def cuts_and_losses(output: Path, rank: int = 0) -> list[tuple[int, list[str], float]]:

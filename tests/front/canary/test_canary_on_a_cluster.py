@@ -111,7 +111,7 @@ def test_a_node_is_killed_then_the_trainer_and_the_batches_are_the_same(
     again = finished(*options, "--output", tmp_path)
     assert "goes on after step" in again.stdout and again.returncode == 0, again.stdout + again.stderr
     assert cuts_and_losses(tmp_path) == cuts_and_losses(whole)
-    eventually(lambda: cluster.pids().get("node-2", victim) != victim, timeout_s=60)
+    eventually(lambda: cluster.pids().get("node-2", victim) != victim)
 
 
 def test_as_a_ray_job_the_loss_falls_and_a_killed_job_goes_on_with_the_same_batches(

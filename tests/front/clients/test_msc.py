@@ -204,6 +204,6 @@ def test_a_script_names_the_bundle_in_its_configuration_only(store: str, tmp_pat
     )
     environment = {**os.environ, "MSC_CONFIG": str(tmp_path / "msc.yaml")}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, timeout=180
     )
     assert done.stdout == "b'hello' ['msc://corpus/a/b.txt']\n", done.stderr

@@ -34,7 +34,7 @@ class HeldDataset:
 
     def __getitem__(self, cuts: CutSet) -> tuple[Any, list[str]]:
         (self._folder / f"begun-{os.getpid()}").touch()
-        eventually(lambda: (self._folder / "go").exists(), timeout_s=60)
+        eventually(lambda: (self._folder / "go").exists())
         filled = self._loader(cuts)
         audio, _ = collate_audio(filled)
         return audio, [one.id for one in filled]
@@ -54,12 +54,12 @@ def test_a_worker_killed_in_mid_batch_is_told_at_once_and_the_next_epoch_is_whol
             num_workers=2,
         )
         reader = iter(batches)
-        eventually(lambda: len(list(tmp_path.glob("begun-*"))) == 2, timeout_s=60)
+        eventually(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
         node.pause()
         (tmp_path / "go").touch()
         began_s = time.monotonic()
         victim = int(next(tmp_path.glob("begun-*")).name.partition("-")[2])
-        eventually(lambda: asks(victim, node.url), timeout_s=60)
+        eventually(lambda: asks(victim, node.url))
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(RuntimeError, match=r"worker .* (killed|exited unexpectedly)"):
             next(reader)

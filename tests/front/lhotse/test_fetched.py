@@ -20,7 +20,7 @@ from ais_loader.integrations.lhotse import AISBatchLoader, AISBatchLoaderError, 
 from ais_loader.testing import throwaway_folder
 from tests.data import Utterance, utterances
 
-DEADLINE_S = 100
+DEADLINE_S = 180
 MAX_SECONDS = 20.0
 
 

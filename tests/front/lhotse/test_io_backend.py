@@ -288,5 +288,5 @@ def test_the_environment_can_name_it_to_lhotse(bucket: Bucket, url: str) -> None
         "print(len(open_best('ais://b/a.bin', 'rb').read()))"
     )
     environment = os.environ | {"LHOTSE_IO_BACKEND": "AISIOBackend", "AIS_LOADER_URL": url}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=180)
     assert done.stdout == "300000\n", done.stderr

@@ -222,5 +222,5 @@ def test_a_range_reader_that_was_opened_before_a_fork_reads_on_both_sides(bucket
     reader = AISRangeReader("ais://b/forked.tar")
     reader.read(10)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        there = pool.apply_async(reader.read, (20,)).get(timeout=60)
+        there = pool.apply_async(reader.read, (20,)).get(timeout=180)
     assert there == reader.read(20) == seeded_bytes(300_000, seed=4)[10:30]

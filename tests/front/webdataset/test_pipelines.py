@@ -18,7 +18,7 @@ from ais_loader.integrations.webdataset import ShardSamples, install, uninstall
 from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
 from tests.tar_kit import packed_tar
 
-DEADLINE_S = 100
+DEADLINE_S = 180
 
 
 def plain(urls: Any, **options: Any) -> Any:

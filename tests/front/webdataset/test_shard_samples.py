@@ -21,7 +21,7 @@ from ais_loader import Bucket, errors
 from ais_loader.integrations.webdataset import ShardSamples, install, uninstall
 from tests.tar_kit import packed_tar
 
-DEADLINE_S = 100
+DEADLINE_S = 180
 
 
 def same(sample: Any) -> Any:

@@ -18,7 +18,7 @@ def call(served: Served, method: str, path: str, message: Any = None, **query: s
 
 
 def connection(served: Served) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    return http.client.HTTPConnection("127.0.0.1", served.port, timeout=180)
 
 
 def ask(opened: http.client.HTTPConnection, method: str, path: str, message: Any) -> http.client.HTTPResponse:

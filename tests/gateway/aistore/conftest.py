@@ -60,7 +60,7 @@ class Ais:
         if isinstance(body, dict):
             body = json.dumps(body)
         target = f"/v1/{path}" + (f"?{urlencode(query)}" if query else "")
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)
         try:
             connection.request(method, target, body, sent)
             answer = connection.getresponse()

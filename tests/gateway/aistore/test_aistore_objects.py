@@ -198,7 +198,7 @@ def test_the_latest_version_of_a_remote_object(tmp_path: Path) -> None:
 
 
 def test_a_body_that_ends_early(ais: Ais, served: Served, bucket: str) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sent:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=180) as sent:
         head = (
             f"PUT /v1/objects/{bucket}/x HTTP/1.1\r\nHost: h\r\nAuthorization: {BEARER}\r\nContent-Length: 100\r\n\r\n"
         )
@@ -217,7 +217,7 @@ def test_headers_alone_are_answered_over_tls(served: Served, bucket: str) -> Non
     with GatewayThread(served.clients, keys, proxies=proxies) as gateway:
         ais = Ais(gateway.port)
         for more in ("Content-Length: 5\r\n", ""):
-            with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as sent:
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=180) as sent:
                 sent.sendall(f"{head}{more}\r\n".encode())
                 answer = b""
                 while b"\r\n\r\n" not in answer:
@@ -251,7 +251,7 @@ def test_a_full_gateway_says_when_to_come_back(tmp_path: Path) -> None:
             ais = Ais(gateway.port, "")
             ais("POST", "buckets/b", {"action": "create-bck"})
             ais.put("b", "x", data(64 << 20))
-            with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as slow:
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=180) as slow:
                 slow.sendall(b"GET /v1/objects/b/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert slow.recv(1)
                 answer = ais.get("b", "x")

@@ -396,7 +396,7 @@ def test_a_batch_that_is_refused_is_a_job_that_failed(served: Served, bucket: st
 def test_a_running_batch_is_stopped(served: Served, bucket: str) -> None:
     served.client.bucket(bucket).put_many([(f"{at:02}", data(at, 4 << 20)) for at in range(32)])
     before = batch_jobs(served)
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=180)
     message = json.dumps({"in": [{"objname": f"{at:02}"} for at in range(32)], "strm": True})
     connection.request("GET", f"/v1/ml/moss/{bucket}", message, {"Authorization": BEARER})
     answer = connection.getresponse()

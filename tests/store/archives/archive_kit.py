@@ -121,7 +121,7 @@ def members_of(archive: Archive) -> dict[str, bytes]:
 
 
 def run(command: Sequence[str], stdin: bytes = b"", cwd: Path | None = None) -> bytes:
-    return subprocess.run(command, input=stdin, capture_output=True, check=True, timeout=60, cwd=cwd).stdout
+    return subprocess.run(command, input=stdin, capture_output=True, check=True, timeout=180, cwd=cwd).stdout
 
 
 def in_zip(files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:

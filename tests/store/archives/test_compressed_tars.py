@@ -378,7 +378,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(package: str, name: s
         "except LibraryMissing as error: print(error.kind, error)\n"
     )
     with (tmp_path / name).open("rb") as data:
-        told = subprocess.run([sys.executable, "-c", code, package, name], stdin=data, capture_output=True, timeout=60)
+        told = subprocess.run([sys.executable, "-c", code, package, name], stdin=data, capture_output=True, timeout=180)
     assert told.stdout.decode().startswith("library-missing"), told.stderr.decode()
     assert package in told.stdout.decode()
     assert install_command("archives") in told.stdout.decode()

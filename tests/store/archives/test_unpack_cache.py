@@ -206,7 +206,7 @@ def test_a_process_that_dies_leaves_nothing_and_what_it_could_leave_is_swept(tmp
         "    os._exit(9)\n"
         "with UnpackCache(Path(sys.argv[1]), 1000).get(1, 1000, half, timeout_s=1): pass\n"
     )
-    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=180, check=False)
     assert (died.returncode, list(tmp_path.iterdir())) == (9, [])
     (tmp_path / "77.abc.unpacking").write_bytes(b"")
     (tmp_path / "someone else's").write_bytes(b"kept")

@@ -37,7 +37,7 @@ def all_at_once(count: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=180)
         assert not thread.is_alive()
 
 

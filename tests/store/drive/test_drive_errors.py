@@ -90,7 +90,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=180)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tests.table import table
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 120
+DEADLINE_S = 180
 
 
 def records(path: Path) -> list[int]:

@@ -32,7 +32,7 @@ from tests.table import table
 COUNT = 1_600
 """Enough for a table in a file."""
 NAMES = [f"{at:05}" for at in range(COUNT)]
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
 
 
 def content(name: str, number: int) -> bytes:

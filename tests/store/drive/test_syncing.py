@@ -26,7 +26,7 @@ def test_many_are_done_side_by_side_and_each_one_once(syncs: Syncs) -> None:
     done: list[int] = []
 
     def sync(number: int) -> None:
-        together.wait(timeout=60)
+        together.wait(timeout=180)
         done.append(number)
 
     syncs.run([lambda number=number: sync(number) for number in range(2 * SYNCS_AT_ONCE)])  # type: ignore[misc]
@@ -42,7 +42,7 @@ def test_an_error_is_raised_when_none_is_running_any_more(syncs: Syncs) -> None:
         nonlocal running
         with lock:
             running += 1
-        together.wait(timeout=60)
+        together.wait(timeout=180)
         with lock:
             running -= 1
         if number == 3:
@@ -72,7 +72,7 @@ def test_closing_in_a_forked_child_leaves_the_threads_of_the_parent(syncs: Syncs
     together = threading.Barrier(2)
 
     def sync() -> None:
-        together.wait(timeout=60)
+        together.wait(timeout=180)
 
     syncs.run([sync] * 2)
 

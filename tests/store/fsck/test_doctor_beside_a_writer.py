@@ -54,7 +54,7 @@ def test_a_check_beside_a_writer_reports_nothing_that_is_only_in_motion(root: Pa
         reports = [check([root], checksums=bool(number % 2)) for number in range(6)]
         stop.set()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=180)
         assert not failures
         for report in reports:
             assert [finding.kind for finding in report.findings] == ["in-motion"], report.findings

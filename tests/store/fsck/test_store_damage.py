@@ -279,7 +279,7 @@ for number in range(50):
     put(store, str(number), b"%d" % number)
 os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
     with newest(tmp_path / "drive", "*.log").open("ab") as file:
         file.write(garbage)
     with Store.open([tmp_path / "drive"]) as store:

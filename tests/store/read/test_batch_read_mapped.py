@@ -198,7 +198,7 @@ print("went on", flush=True)
 def outcome(folder: Path, before: str, then: str) -> tuple[int, str]:
     program = PROGRAM.format(before=before, then=then)
     done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=180, check=False
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -156,7 +156,7 @@ def test_threads_read_different_batches_at_once(folder: Folder) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=180)
     assert answers == {i: [b"p" + b"".join(contents[40 * i : 40 * i + 40])] * 20 for i in range(4)}
 
 
@@ -168,7 +168,7 @@ def test_other_threads_run_while_a_read_blocks(folder: Folder) -> None:
     thread = threading.Thread(target=lambda: answers.append(read_list(*args)))
     thread.start()
     with open(folder.path / "fifo", "wb"):
-        thread.join(timeout=60)
+        thread.join(timeout=180)
     assert answers == [(0, FailureCode.READ, errno.ESPIPE)]
 
 
@@ -183,7 +183,7 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(fold
     with open(folder.path / "fifo", "wb"):  # from here on the call is past its arguments
         names.clear()
         args[3][1] = 1 << 40
-        thread.join(timeout=60)
+        thread.join(timeout=180)
     assert answers == [[b"", b"data"]]
 
 

@@ -23,7 +23,7 @@ from tests.store.store_kit import BUCKET, drive_of, file_of, put, store_at
 
 NAMES = [f"o{at:02d}" for at in range(40)]
 GROUP = {name: name.encode() * (1 + at * 30) for at, name in enumerate(NAMES)}
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 
 
 def due(*names: str, **other: bytes) -> list[tuple[int, bytes]]:

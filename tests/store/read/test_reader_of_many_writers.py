@@ -66,7 +66,7 @@ def work(root: Path, turn: int, end: str, snapshot: str = "") -> subprocess.Pope
     if end == "kill":
         writer.kill()
     if end != "stays":
-        writer.communicate("\n" if end == "close" else None, timeout=60)
+        writer.communicate("\n" if end == "close" else None, timeout=180)
     return writer
 
 

@@ -193,9 +193,9 @@ def test_every_reader_opens_whatever_the_writer_is_doing(tmp_path: Path) -> None
         for thread in (writing, *opening):
             thread.start()
         for thread in opening:
-            thread.join(timeout=100)
+            thread.join(timeout=180)
         stop.set()
-        writing.join(timeout=60)
+        writing.join(timeout=180)
         assert not failures
 
 
@@ -221,7 +221,7 @@ def test_threads_of_a_reader_see_whole_states_while_it_reopens_its_catalog(tmp_p
             catalog.catch_up()
         stop.set()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=180)
         assert not wrong
 
 
@@ -276,7 +276,7 @@ def test_many_reader_processes_follow_one_writer(tmp_path: Path, count: int) -> 
                     assert reader.stdout.readline() == f"{50 * round_number} {1225 * round_number}\n"
         finally:
             for reader in readers:
-                reader.communicate(timeout=60)
+                reader.communicate(timeout=180)
         assert [reader.returncode for reader in readers] == [0] * count
 
 
@@ -299,5 +299,5 @@ def test_a_reader_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
             reader.stdin.flush()
             assert reader.stdout.readline() == "1 1\n"
             reader.kill()
-            reader.wait(timeout=60)
+            reader.wait(timeout=180)
         assert not list(scratch.iterdir())
