@@ -78,7 +78,7 @@ class Workers:
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             await test
 
     asyncio.run(bounded())

@@ -57,7 +57,7 @@ def with_environments(
         async with transforms_of(folder, known, environments=made, etl_install=True, etl_workers=2) as transforms:
             await work(transforms)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 async def shout(transforms: NodeTransforms) -> bytes:

@@ -55,7 +55,7 @@ def test_bytes_of_any_size_pass_through(tmp_path: Path) -> None:
                 assert bytes(made.read(0, made.size_bytes)) == data[::-1], size
                 made.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow
@@ -376,7 +376,7 @@ def test_a_transform_that(tmp_path: Path, case: str) -> None:
                 assert bytes(made.read(0, 9)) == b"ABC"
             assert transforms.counts("f").failed == 2 and error.kind in transforms.counts("f").errors[0]
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_what_short_work_leaves_behind_ends_its_worker_before_it_fills_the_drive
     async def run() -> None:
         async with transforms_of(tmp_path, of_function(leaves, output_bytes=2 << 20), etl_workers=1) as transforms:
             found = set()
-            deadline_s = time.monotonic() + 60
+            deadline_s = time.monotonic() + 180
             while len(found) < 2 and time.monotonic() < deadline_s:
                 made = await transforms.run(call(), ORIGIN, Content.of(b""))
                 found.add(bytes(made.read(0, 99)))
@@ -454,7 +454,7 @@ def test_a_child_that_returns_too_never_answers_for_another_object(tmp_path: Pat
                 made = await transforms.run(call(), ORIGIN, Content.of(letter * size))
                 assert bytes(made.read(0, made.size_bytes)) == letter * size * 3
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow
@@ -474,7 +474,7 @@ def test_an_answer_that_comes_twice_is_never_taken_for_another_objects(tmp_path:
                 assert bytes((await transforms.run(call(), ORIGIN, Content.of(letter))).read(0, 9)) == letter
             assert transforms.counts("f").restarts
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow
@@ -506,7 +506,7 @@ def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bo
                 await transforms.run(call(dies=dies, pids=str(pids)), ORIGIN, Content.of(b"x"))
 
     try:
-        asyncio.run(asyncio.wait_for(run(), 60))
+        asyncio.run(asyncio.wait_for(run(), 180))
     finally:
         for pid in pids.read_text().split():
             os.kill(int(pid), signal.SIGKILL)
@@ -607,7 +607,7 @@ def test_another_user_reads_what_it_is_given_by_path_and_gains_no_rights(monkeyp
         most = of_command("sh", "-c", "for i in $(seq 200); do sleep 30 & done; wait")
         async with transforms_of(folder, most, etl_workers=1, **config) as transforms:
             with pytest.raises(TransformFailed) as raised:
-                await asyncio.wait_for(transforms.run(call(), ORIGIN, Content.of(b"")), 60)
+                await asyncio.wait_for(transforms.run(call(), ORIGIN, Content.of(b"")), 180)
             return str(raised.value) + transforms._own("f")[0].text()
 
     try:
@@ -669,7 +669,7 @@ def test_one_that_is_cancelled_is_ended_and_its_worker_is_replaced(tmp_path: Pat
             made = await transforms.run(call(), ORIGIN, Content.of(b""))
             assert bytes(made.read(0, 9)) == b"quick"
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow
@@ -744,7 +744,7 @@ def burst_of(folder: Path, function: Any, inputs: list[bytes], **fields: Any) ->
             found = [one if isinstance(one, Exception) else bytes(one.read(0, one.size_bytes)) for one in made]
             return found, transforms.counts("f")
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return asyncio.run(asyncio.wait_for(run(), 180))
 
 
 def test_small_objects_go_together_and_each_has_its_own_output(tmp_path: Path) -> None:
@@ -886,7 +886,7 @@ def test_more_are_sent_together_while_a_worker_is_soon_done_and_one_where_it_is_
             while await several(b"slow") > 1:
                 pass
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow

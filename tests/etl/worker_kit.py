@@ -83,4 +83,4 @@ def run_one(
             made.close()
             return found
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return asyncio.run(asyncio.wait_for(run(), 180))

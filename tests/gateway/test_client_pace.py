@@ -65,7 +65,7 @@ SHORT = Limits(idle_s=0.5, rate_bytes_per_s=1000.0, rate_window_s=1.0)
 
 def trickled(sock: socket.socket, data: bytes, pause_s: float) -> bytes:
     """Send one byte after another, and return what came once the gateway has ended the connection."""
-    ends_s = time.monotonic() + 60
+    ends_s = time.monotonic() + 180
     sock.settimeout(pause_s)
     found = b""
     for at in range(len(data)):
@@ -123,7 +123,7 @@ def test_an_answer_that_is_taken_too_slowly_is_cut(
         sock.settimeout(60)
         sock.connect(("127.0.0.1", short.port))
         sock.sendall(asked)
-        ends_s = time.monotonic() + 60
+        ends_s = time.monotonic() + 180
         with contextlib.suppress(ConnectionError):
             while short.gateway.counters.closed["slow_answer"] == before:
                 assert time.monotonic() < ends_s, "it is still connected"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:

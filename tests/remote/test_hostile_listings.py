@@ -39,7 +39,7 @@ def listed(decide: Callable[[Asked], Reply], remote: Remote | None = None, profi
 
     async def run() -> list[str]:
         async with OneBackend(remote or server.remote(), retry_s=0.2, profiles=profiles) as backend:
-            return await asyncio.wait_for(names(backend), 60)
+            return await asyncio.wait_for(names(backend), 180)
 
     with DecidedServer(decide) as server:
         return asyncio.run(run()), len(server.asked)
@@ -104,7 +104,7 @@ def azure(tmp_path: Path) -> Callable[[Callable[[Asked], Reply]], list[str]]:
     def azure_listed(decide: Callable[[Asked], Reply]) -> list[str]:
         async def run() -> list[str]:
             async with OneBackend(Remote("az://c", profile="az"), retry_s=0.2, profiles=str(profiles)) as backend:
-                return await asyncio.wait_for(names(backend), 60)
+                return await asyncio.wait_for(names(backend), 180)
 
         with DecidedServer(decide) as server:
             profiles = tmp_path / "profiles.toml"
@@ -151,7 +151,7 @@ def test_an_object_that_comes_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) -
     async def run() -> None:
         async with OneBackend(server.remote(), retry_s=0.2) as backend:
             with pytest.raises(RemoteUnavailable, match=SLOW):
-                await asyncio.wait_for(read(backend, "a"), 60)
+                await asyncio.wait_for(read(backend, "a"), 180)
 
     with DecidedServer(decide) as server:
         asyncio.run(run())

@@ -28,7 +28,7 @@ from tests.remote.test_write_back_kills import armed
 from tests.store.small_drive import small_drive
 
 SIZE_BYTES = 5000
-WAIT_S = 60
+WAIT_S = 180
 Objects = dict[str, bytes]
 Group = Sequence[pb.SmallObject]
 Results = list[pb.ObjectInfo | errors.LoaderError]

@@ -27,7 +27,7 @@ from tests.store.store_kit import flip_a_byte
 from tests.table import table
 from tests.tar_kit import packed_tar
 
-WAIT_S = 100.0
+WAIT_S = 180.0
 GOOD = {"a.bin": seeded_bytes(3_000, seed=1), "b.bin": seeded_bytes(70_000, seed=2), "empty": b""}
 BOMB_BYTES = 100 * MiB
 

@@ -139,7 +139,7 @@ class OneStore:
         """Run a job to its end."""
 
         async def go() -> pb.JobInfo:
-            async with asyncio.timeout(60), self.manager() as manager:
+            async with asyncio.timeout(180), self.manager() as manager:
                 started = await manager.start(pb.StartJobRequest(job=job_of(**fields)))
                 if during is not None:
                     await during(manager)

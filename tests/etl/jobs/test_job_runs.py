@@ -97,7 +97,7 @@ def test_one_that_is_interrupted_goes_on_where_it_was(one: OneStore) -> None:
             await until(lambda: len(one.contents("b")) >= 30, 0.01)
 
     async def second() -> pb.JobInfo:
-        async with asyncio.timeout(60), one.manager() as manager:
+        async with asyncio.timeout(180), one.manager() as manager:
             return await ended(manager, "j")
 
     asyncio.run(first())

@@ -109,7 +109,7 @@ async def open_stage(
 ) -> AsyncIterator[tuple[ServerStage, TransformHttp]]:
     side = TransformHttp()
     folder = tempfile.TemporaryDirectory()
-    config = ServerConfig(etl_servers=tuple(allowed or (address,)), etl_timeout_s=30)
+    config = ServerConfig(etl_servers=tuple(allowed or (address,)), etl_timeout_s=180)
     transform = pb.Transform(
         name="t",
         server=pb.TransformServer(address=address, communication=communication, fqn=fqn, connections=connections),
@@ -143,7 +143,7 @@ def bytes_of(content: Content) -> bytes:
     return data
 
 
-def run(coroutine: Any, limit_s: float = 40) -> None:
+def run(coroutine: Any, limit_s: float = 180) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(limit_s):
             await coroutine

@@ -186,7 +186,7 @@ def test_a_server_that_is_not_there_is_gone_after_a_while_and_at_once_for_those_
             )
             assert {type(result) for result in results} == {TransformGone}
 
-    run(main(), 20)
+    run(main())
 
 
 def test_what_is_no_websocket_says_so() -> None:

@@ -96,7 +96,7 @@ def test_several_processes_share_a_port_and_one_that_dies_is_made_anew(framework
         assert len(now) == 2
 
     with started(framework, 2) as (address, process):
-        run(main(address, process), 60)
+        run(main(address, process))
 
 
 @pytest.mark.slow
@@ -119,4 +119,4 @@ def test_a_streaming_transform_holds_neither_its_input_nor_its_output(tmp_path: 
             assert psutil.Process().memory_info().rss - before < 100 << 20
 
     with started("fastapi", 1) as (address, _):
-        run(main(address), 60)
+        run(main(address))

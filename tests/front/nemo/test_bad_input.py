@@ -204,7 +204,7 @@ class _Held(LhotseSpeechToTextBpeDataset):
 
 def until(condition: Callable[[], Any], what: str) -> None:
     """Wait for it, half a minute at most."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain for {what}"
         time.sleep(0.01)

@@ -15,7 +15,7 @@ import pytest
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy, DriveFailed, LoaderError
 from storage_node.store.archives.unpack_cache import UnpackCache
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 @pytest.fixture
