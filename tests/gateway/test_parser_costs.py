@@ -32,7 +32,8 @@ from tests.gateway.raw_kit import connected, parsed, received, request
 from tests.table import table
 
 SIZE_BYTES = 16 << 10
-BOUND_S = 0.010
+BOUND_S = 0.050
+"""Ten times what the slowest parser takes on a quiet machine, a twentieth of an expression that backtracks."""
 TRIES = 10
 CHARACTERS = [*string.punctuation, " ", "\t", "\x01", "é"]
 KEYS = {"k": Account("k", "s"), "a:b": Account("a:b", "s")}
