@@ -51,6 +51,9 @@ _STACKS_S = 10.0
 _SESSION_END_S = 300.0
 """From the last test to the end of its process."""
 
+_POLICY = os.sched_getscheduler(0)
+"""How the kernel schedules this process."""
+
 _own_run = RUN_VARIABLE not in os.environ
 _run = os.environ.setdefault(RUN_VARIABLE, uuid.uuid4().hex)
 _ROOT = Path(__file__).resolve().parents[1]
@@ -96,6 +99,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         _watch(item, item.stash[_limit_s])
     try:
         yield
+        if (policy := os.sched_getscheduler(0)) != _POLICY:
+            os.sched_setscheduler(0, _POLICY, os.sched_param(0))
+            pytest.fail(f"this process was given scheduling policy {policy}: what it starts could starve all others")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()

@@ -57,6 +57,17 @@ def test_b():
 """
 
 
+SCHEDULES = """
+import os
+
+def test_a():
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+def test_b():
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+"""
+
+
 def git(root: Path, *command: str) -> None:
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
     subprocess.run(["git", *identity, *command], cwd=root, check=True, capture_output=True, text=True)
@@ -113,6 +124,13 @@ def test_a_run_that_leaves_a_process_ends_and_names_it(checkout: Path, method: s
 
 
 @pytest.mark.slow
+def test_a_test_that_changes_how_its_process_is_scheduled_fails_and_no_other(checkout: Path) -> None:
+    (checkout / "tests" / "test_it.py").write_text(SCHEDULES)
+    code, said = run(checkout)
+    assert code == pytest.ExitCode.TESTS_FAILED and "2 passed, 1 error" in said, said
+    assert "was given scheduling policy 3" in said, said
+
+
 @pytest.mark.slow
 def test_a_run_that_leaves_a_worker_of_a_loader_ends_and_names_it(checkout: Path) -> None:
     (checkout / "tests" / "test_it.py").write_text(LEAVES_WORKER)

@@ -42,7 +42,7 @@ SMALL = SeededObjects({f"s/{at:04d}": (30_000 + at, at) for at in range(600)})
 OBJECTS = LARGE | SMALL
 NAMES = [*list(SMALL)[:50], *LARGE, *list(SMALL)[50:]]
 PEERS = 2
-TIMEOUT_S = 4.0
+TIMEOUT_S = 10.0
 
 
 class Gathering:
@@ -51,7 +51,9 @@ class Gathering:
     def __init__(self, folder: Path, held: ExitStack) -> None:
         for number in range(PEERS):
             fill(folder / f"node-{number}" / "drive-0")
-        self.cluster = held.enter_context(ClusterProcesses(folder, PEERS))
+        # Processes of a busy machine renew their leases late.
+        leases = ["--set", "read_lease_s=15"]
+        self.cluster = held.enter_context(ClusterProcesses(folder, PEERS, arguments=leases))
         self.nodes: list[NodeProcess] = self.cluster.nodes
         self.links = [held.enter_context(FaultyLink(node.peer_endpoint)) for node in self.nodes]
         config = ServerConfig(port=0, peer_timeout_s=TIMEOUT_S, peer_secret_file=str(peer_secret_file()))
