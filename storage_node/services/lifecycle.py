@@ -29,7 +29,7 @@ from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls, etl_calls
-from storage_node.etl.registry.registry import NodeRegistry
+from storage_node.etl.registry.registry import Registry
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
@@ -320,7 +320,7 @@ def _etl_of(node: Node, membership: Membership, environments: Environments | Non
         peer_secret=read_secret(config.listen.peer_secret_file),
     )
     drive = next(drive.root for drive in node.store.drives if drive is not None)
-    registry = NodeRegistry(node, membership)
+    registry = Registry(node.store, node.read, node)
     return LocalEtl(node.store, registry, config, drive, node.read, transform_http, environments)
 
 
