@@ -22,7 +22,7 @@ from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.run.direct_put import direct_put_writer
-from storage_node.etl.values import TransformRunner
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.security.rights.granted import GRANTED
 from storage_node.security.rights.scopes import Right
 from storage_node.services import token_gate
@@ -101,7 +101,7 @@ def jobs_of_node(
     membership: Membership,
     writes: WriteCoordinator,
     store: JobStore,
-    transforms: TransformRunner,
+    transforms: NodeTransforms,
     etl: LocalEtl,
     revoked: RevokedTokens,
 ) -> JobManager:

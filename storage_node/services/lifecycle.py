@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
     from storage_node.context.membership import Membership
     from storage_node.context.node import Node
-    from storage_node.etl.values import TransformRunner
+    from storage_node.etl.run.node_transforms import NodeTransforms
     from storage_node.etl.worker.environments import Environments
     from storage_node.settings.config import ServerConfig
     from storage_node.store.store import Store
@@ -131,7 +131,7 @@ class NodeLifecycle:
         version: str,
         *,
         find: Callable[[], Iterable[Path]],
-        transforms: Callable[[Node], TransformRunner] | None = None,
+        transforms: Callable[[Node], NodeTransforms] | None = None,
         environments: Environments | None = None,
     ) -> None:
         """

@@ -32,7 +32,8 @@ from storage_node.etl.jobs.run import JobParts, JobRun, PartsOf, ResultsUrls, ca
 from storage_node.etl.jobs.shares import MAX_FAILURES, Division, NodeShare, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
 from storage_node.etl.registry.registry import JobsEdit, Registry
-from storage_node.etl.values import Origin, TransformRunner
+from storage_node.etl.run.node_transforms import NodeTransforms
+from storage_node.etl.values import Origin
 from storage_node.store.names import check_job_name, check_object_name
 
 SHORTEST_S, LONGEST_S = 0.01, 0.25
@@ -72,7 +73,7 @@ class JobManager:
         node_uuid: bytes,
         store: JobStore,
         registry: Registry,
-        transforms: TransformRunner,
+        transforms: NodeTransforms,
         parts_of: PartsOf = _no_peers,
         workers: int = 0,
         results_url: Callable[[], Awaitable[str]] | None = None,

@@ -37,8 +37,9 @@ from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_gone, is_superseded
 from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, source_version, stages_text, stamp
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.transform_http import METADATA
-from storage_node.etl.values import Content, Origin, ResultDestination, TransformRunner
+from storage_node.etl.values import Content, Origin, ResultDestination
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.limits.wakeup import Wakeup
@@ -106,7 +107,7 @@ class JobRun:
         self,
         job: pb.TransformJob,
         store: JobStore,
-        transforms: TransformRunner,
+        transforms: NodeTransforms,
         part: NodeShare,
         division: Callable[[], Division],
         on_fatal: Callable[[LoaderError], None],
