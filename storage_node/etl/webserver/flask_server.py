@@ -21,12 +21,7 @@ class FlaskServer(ThreadedServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._require_framework()
         self.app = self._build_app()
-
-    def _require_framework(self) -> None:
-        with needs("flask", "FlaskServer"):
-            import flask  # noqa: F401
 
     def _build_app(self) -> flask.Flask:
         with needs("flask", "FlaskServer"):

@@ -50,9 +50,6 @@ class ThreadedServer(TransformServer):
 class HTTPMultiThreadedServer(ThreadedServer):
     """hpush and hpull with `http.server`."""
 
-    def _require_framework(self) -> None:
-        pass
-
     def _server_on(self, listener: socket.socket) -> BaseServer:
         handler = type("Handler", (_Handler,), {"transforms": self})
         server = _Server(listener.getsockname(), handler, bind_and_activate=False)
