@@ -54,9 +54,6 @@ class EtlService:
         async for info in self._jobs.watch(request):
             yield info
 
-    async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
-        return await self._jobs.copy(request)
-
 
 class EtlPeers:
     """Queries the other nodes of the map about transforms and jobs. Belongs to the node's event loop."""
