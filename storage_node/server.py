@@ -28,7 +28,7 @@ from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
 from storage_node.context.channels import Caller, Channels, make_secret, read_secret, require_secrets
 from storage_node.context.node import Node
-from storage_node.etl.values import TransformRunner
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.worker.environments import Environments
 from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.limits.call_slots import note_tenant, tenant_of
@@ -89,7 +89,7 @@ class NodeServer:
         drives: Sequence[str | PathLike[str]],
         config: ServerConfig | None = None,
         *,
-        transforms: Callable[[Node], TransformRunner] | None = None,
+        transforms: Callable[[Node], NodeTransforms] | None = None,
         environments: Environments | None = None,
         makes_secret: bool = False,
         identity: Path | None = None,

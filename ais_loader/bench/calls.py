@@ -38,7 +38,7 @@ def connected(plan: BenchPlan) -> Client:
     """Connect a client for the plan."""
     if plan.embedded:
         return ais_loader.connect(plan.url, mode="a" if plan.writes else "r")
-    return ais_loader.connect(plan.url, options=ClusterOptions(**plan.client_options))
+    return ais_loader.connect(plan.url, options=ClusterOptions(retry_s=plan.retry_s, lane=plan.lane))
 
 
 def numbers(plan: BenchPlan, worker: int, epochs: int, salt: int = 0) -> Iterator[int]:
@@ -114,7 +114,7 @@ class Calls:
         start = time.perf_counter_ns()
         with connected(self.plan) as client:
             entries = [self._entry(number) for number in group]
-            objects, size, errors = self._consume(client.get_batch(entries, **self.plan.batch_options))
+            objects, size, errors = self._consume(client.get_batch(entries, on_error="placeholder"))
         return Done(time.perf_counter_ns() - start, objects, size, errors)
 
     def _batches(self, wanted: Iterator[int]) -> Iterator[Done]:
@@ -123,7 +123,7 @@ class Calls:
             WithOpaque([self._entry(number) for number in group], time.perf_counter_ns())
             for group in self._groups(wanted)
         )
-        for batch in self._client.get_batches(requests, in_flight=self.plan.in_flight, **self.plan.batch_options):
+        for batch in self._client.get_batches(requests, in_flight=self.plan.in_flight, on_error="placeholder"):
             objects, size, errors = self._consume(batch)
             yield Done(time.perf_counter_ns() - batch.opaque, objects, size, errors)
 

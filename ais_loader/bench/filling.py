@@ -104,13 +104,9 @@ def check_own(bucket: Bucket) -> None:
         )
 
 
-def is_filled(bucket: Bucket, plan: BenchPlan) -> bool:
-    return bucket.exists(_marker(plan))
-
-
 def fill(bucket: Bucket, plan: BenchPlan, filled: Filled | None = None) -> bool:
     """Put the data that the plan reads, unless an earlier run did. Return whether anything was put."""
-    if is_filled(bucket, plan):
+    if bucket.exists(_marker(plan)):
         return False
     done = 0
     each = plan.members if plan.workload == "members" else 1

@@ -9,8 +9,8 @@ import hashlib
 import json
 import math
 import random
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.size_of_text import size_of_text
@@ -101,7 +101,7 @@ class BenchPlan:
     verify: bool = False
     retry_s: float = 10.0
     copies: int = 1
-    lane: str = "auto"
+    lane: Literal["auto", "grpc"] = "auto"
 
     def __post_init__(self) -> None:
         if self.workload not in WORKLOADS:
@@ -145,14 +145,6 @@ class BenchPlan:
         return not is_remote(self.url)
 
     @property
-    def client_options(self) -> dict[str, Any]:
-        return {"retry_s": self.retry_s, "lane": self.lane}
-
-    @property
-    def batch_options(self) -> dict[str, Any]:
-        return {"on_error": "placeholder"}
-
-    @property
     def sizes(self) -> Sizes:
         return Sizes.parse(self.size)
 
@@ -178,6 +170,3 @@ class BenchPlan:
 
     def archive(self, number: int) -> tuple[str, str]:
         return f"{self.prefix}{number // self.members:09d}.tar", f"{number:09d}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def result(
         "version": __version__,
         "machine": machine.name(),
         "load_average": os.getloadavg()[0],
-        "plan": plan.as_dict(),
+        "plan": asdict(plan),
         "whole": whole,
         "elapsed_s": elapsed_s,
         "calls": tally.calls,

@@ -23,7 +23,7 @@ from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls, etl_calls
-from storage_node.etl.registry.registry import RecordRegistry
+from storage_node.etl.registry.registry import Registry
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.limits.loop_thread import STOP_S, LoopThread
@@ -46,7 +46,7 @@ class EmbeddedEtl:
 
     async def _set_up(self, thread: LoopThread) -> None:
         store, read = self._store, thread.read
-        registry = RecordRegistry(store, read)
+        registry = Registry(store, read)
         config = ServerConfig(etl_code=True, etl_servers=("*",), etl_sandbox="off")
         drive = next(drive.root for drive in store.drives if drive is not None)
         self._etl = LocalEtl(store, registry, config, drive, read, TransformHttp())

@@ -33,7 +33,6 @@ from storage_node.etl.signed_tokens import SignedTokenRefused, new_nonce, signed
 from storage_node.etl.values import Content, Origin, PutResult
 from storage_node.etl.webserver.protocol import CHECKSUM, CHUNK_BYTES, RECEIPT
 from storage_node.settings.config import is_loopback
-from storage_node.store.checksum import crc32c
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -67,9 +66,9 @@ class PutClaims:
     """Data from the job: metadata, conditions."""
 
 
-PutResultCallable = Callable[[PutClaims, AsyncIterator[bytes]], Awaitable[str]]
-"""Write an object through the ordinary path and return its version. If the chunks raise an error, it is passed on and
-nothing is written."""
+PutResultCallable = Callable[[PutClaims, AsyncIterator[bytes]], Awaitable[PutResult]]
+"""Write an object through the ordinary path and return what was stored. If the chunks raise an error, it is passed on
+and nothing is written."""
 
 
 class TransformHttp:
@@ -219,10 +218,9 @@ class TransformHttp:
         if (request.content_length or 0) > max_bytes:
             raise self._too_large(max_bytes)
         self._use_once(claims)
-        counted = _Counted(request, max_bytes)
         allowed = PutClaims(claims["bucket"], claims["name"], max_bytes, claims["extra"])
         try:
-            version = await self.put_result(allowed, counted.chunks())
+            put = await self.put_result(allowed, _chunks(request, max_bytes))
         except (LoaderError, OSError, _TooLarge) as error:
             del self._used[claims["nonce"]]  # nothing was written, so a retry is allowed
             if isinstance(error, _TooLarge):
@@ -234,7 +232,7 @@ class TransformHttp:
                 raise web.HTTPServiceUnavailable(text=text) from error
             raise web.HTTPInternalServerError(text=text) from error
         result = {
-            "nonce": claims["nonce"], "version": version, "size": counted.size_bytes, "checksum": counted.checksum,
+            "nonce": claims["nonce"], "version": put.version, "size": put.size_bytes, "checksum": put.checksum,
         }  # fmt: skip
         receipt = signed(self._put_key, _STORED, result, max(claims["expires"] - time.time(), SILENCE_S))
         return web.Response(status=204, headers={RECEIPT: receipt})
@@ -282,33 +280,25 @@ class _TooLarge(Exception):
     pass
 
 
-class _Counted:
-    """The body of a PUT, counted and checksummed as it passes."""
+async def _chunks(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the body of a PUT. Raises _TooLarge, and OSError if the sender breaks off or sends nothing for long."""
+    from aiohttp import ClientPayloadError
 
-    def __init__(self, request: web.Request, max_bytes: int) -> None:
-        self._request, self._max_bytes = request, max_bytes
-        self.size_bytes = self.checksum = 0
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises _TooLarge, and OSError if the sender breaks off or sends nothing for long."""
-        from aiohttp import ClientPayloadError
-
-        content = self._request.content
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE_S):
-                    chunk = await content.readany()
-            except (ClientPayloadError, TimeoutError) as error:
-                raise ConnectionError(f"the result broke off after {self.size_bytes:,} bytes") from error
-            if not chunk:
-                if not content.is_eof():
-                    raise ConnectionError(f"the result broke off after {self.size_bytes:,} bytes")
-                return
-            self.size_bytes += len(chunk)
-            if self.size_bytes > self._max_bytes:
-                raise _TooLarge
-            self.checksum = crc32c(chunk, self.checksum)
-            yield chunk
+    size_bytes = 0
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                chunk = await request.content.readany()
+        except (ClientPayloadError, TimeoutError) as error:
+            raise ConnectionError(f"the result broke off after {size_bytes:,} bytes") from error
+        if not chunk:
+            if not request.content.is_eof():
+                raise ConnectionError(f"the result broke off after {size_bytes:,} bytes")
+            return
+        size_bytes += len(chunk)
+        if size_bytes > max_bytes:
+            raise _TooLarge
+        yield chunk
 
 
 async def read(content: Content, offset: int, length: int) -> bytes:

@@ -17,14 +17,12 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ais_loader.errors import LoaderError
-from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c
 from storage_node.store.permissions import FOLDER_MODE
 
@@ -141,51 +139,6 @@ class TransformStage(Protocol):
 
     async def close(self) -> None:
         """Wait for the runs in progress, then end the workers. Never raises."""
-
-
-class TransformRunner(Protocol):
-    """All transforms of this node by name, as batches and jobs use them. Belongs to the node's event loop."""
-
-    def versions(self, call: pb.TransformCall) -> tuple[bytes, ...]:
-        """Return the uuid of each stage, a part of the key of results. Raises TransformNotFound, TransformGone."""
-
-    async def run(
-        self, call: pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
-    ) -> Content:
-        """Pass an input through all stages and close it. With `versions`, only these versions may run; otherwise raises
-        TransformGone.
-
-        Waits for its turn if all workers are busy; tenants share them by the seconds that they use.
-
-        Raises TransformNotFound, TransformRefused, TransformFailed, TransformTimeout, TransformGone.
-        """
-
-    def puts(self, call: pb.TransformCall) -> bool:
-        """Return whether the last stage is a server that can put its result to another node itself, according to its
-        author."""
-
-    async def run_to(
-        self,
-        call: pb.TransformCall,
-        origin: Origin,
-        content: Content,
-        destination: ResultDestination,
-        versions: Sequence[bytes] = (),
-    ) -> PutResult:
-        """Like `run`, for a call that `puts`: the result goes directly from the server to its destination.
-
-        Raises NodeUnavailable if the result was made but not accepted, or if that is unknown, and what `run` raises.
-        Raises ValueError if names and metadata are too long for a token; in that case only, the input remains the
-        caller's.
-        """
-
-    def burst(self, call: pb.TransformCall) -> int:
-        """Return how many small inputs should be passed through together now, by `run_many`."""
-
-    async def run_many(
-        self, call: pb.TransformCall, inputs: Sequence[tuple[Origin, Content]], versions: Sequence[bytes] = ()
-    ) -> list[Content | LoaderError]:
-        """Like `run` for each input, in one turn. An error of one input does not affect the others."""
 
 
 _OUTSIDE = "ais-loader-workers-"

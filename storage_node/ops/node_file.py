@@ -48,32 +48,13 @@ class NodeFile:
     @property
     def port(self) -> int:
         """Port that it listens on; 0 if there is none."""
-        return _port(self.listening or self.endpoint)
-
-    @property
-    def peer_port(self) -> int:
-        """Port for other nodes; 0 if there is none."""
-        return _port(self.peer)
-
-    @property
-    def metrics_port(self) -> int:
-        """Port of its metrics; 0 if there is none."""
-        return _port(self.metrics)
-
-    @property
-    def gateway_port(self) -> int:
-        """Port of its gateway; 0 if there is none."""
-        return _port(self.gateway)
-
-    @property
-    def gateway_metrics_port(self) -> int:
-        """Port of the gateway's metrics; 0 if there is none."""
-        return _port(self.gateway_metrics)
+        return port_of(self.listening or self.endpoint)
 
     @property
     def ports(self) -> set[int]:
-        """All of these ports, and 0."""
-        return {self.port, self.peer_port, self.metrics_port, self.gateway_port, self.gateway_metrics_port}
+        """All of its ports, and 0."""
+        others = self.peer, self.metrics, self.gateway, self.gateway_metrics
+        return {self.port, *map(port_of, others)}
 
 
 def read(folder: Path) -> NodeFile | None:
@@ -108,7 +89,8 @@ def read_all(root: Path) -> list[NodeFile]:
     return [file for folder in _folders(root) if (file := read(folder)) is not None]
 
 
-def _port(endpoint: str) -> int:
+def port_of(endpoint: str) -> int:
+    """Return the port of host:port or of a URL; 0 if there is none."""
     port = endpoint.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 

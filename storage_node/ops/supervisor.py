@@ -29,7 +29,7 @@ from storage_node.ops import cluster_identity, crash_backoff, node_file, node_lo
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.gateway_process import GatewayProcess
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
-from storage_node.ops.node_file import NodeFile, free_port, is_free, usable_peer_ports
+from storage_node.ops.node_file import NodeFile, free_port, is_free, port_of, usable_peer_ports
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.sources import configured, for_node
@@ -211,7 +211,7 @@ class Supervisor:
             host=self._host,
             port=(port := self._choose_port(file.port)),
             peer_host=self._host,
-            peer_port=self._choose_port(file.peer_port, {port}, usable_peer_ports()),
+            peer_port=self._choose_port(port_of(file.peer), {port}, usable_peer_ports()),
             peer_secret_file=peer_secret.default_file(self._root),
         )
         settings = for_node(kept, drives.name, self.uuid)
@@ -289,9 +289,9 @@ class Supervisor:
     def _ports_near(self, config: ServerConfig, file: NodeFile) -> dict[str, int]:
         """Choose the ports of which the settings name the first. Raises OSError."""
         wanted = {
-            "metrics_port": (config.listen.metrics_port, file.metrics_port),
-            "gateway_port": (config.gateway.port, file.gateway_port),
-            "gateway_metrics_port": (config.gateway.metrics_port, file.gateway_metrics_port),
+            "metrics_port": (config.listen.metrics_port, port_of(file.metrics)),
+            "gateway_port": (config.gateway.port, port_of(file.gateway)),
+            "gateway_metrics_port": (config.gateway.metrics_port, port_of(file.gateway_metrics)),
         }
         chosen: dict[str, int] = {}
         for name, (first, kept) in wanted.items():

@@ -182,9 +182,7 @@ class ContentsReplicaService:
 
     async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
         answer = await self._node.read(write_tombstones, self._node.store, request)
-        membership = self._node.membership
-        view = membership.view if membership is not None else None
-        answer.map_version = view.version if view is not None else 0  # the version after the change
+        answer.map_version = self._node.map_version  # the version after the change
         return answer
 
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
 from storage_node.cluster.map.revoked_tokens import RevokedTokens
@@ -19,13 +18,11 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.job_tokens import JobTokens, kept_of
-from storage_node.etl.jobs.manager import JobManager, JobRecords
-from storage_node.etl.jobs.map_records import MapRecords
+from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
-from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
-from storage_node.etl.values import TransformRunner
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.security.rights.granted import GRANTED
 from storage_node.security.rights.scopes import Right
 from storage_node.services import token_gate
@@ -56,9 +53,6 @@ class EtlService:
     async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobInfo]:
         async for info in self._jobs.watch(request):
             yield info
-
-    async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
-        return await self._jobs.copy(request)
 
 
 class EtlPeers:
@@ -99,40 +93,12 @@ class EtlPeers:
         return dict(zip(endpoints, await asyncio.gather(*map(ask, endpoints.values())), strict=True))
 
 
-class NodeJobRecords:
-    """Storage of a node's jobs: in the map of its cluster, or else in the record of its store."""
-
-    def __init__(self, node: Node, membership: Membership) -> None:
-        self._of_map = MapRecords(node, membership)
-        self._of_store = RecordRegistry(node.store, node.read)
-
-    @property
-    def view(self) -> ClusterView | None:
-        return self._of_map.view
-
-    @property
-    def _records(self) -> JobRecords:
-        return self._of_store if self._of_map.view is None else self._of_map
-
-    def jobs(self) -> Sequence[pb.TransformJob]:
-        return self._records.jobs()
-
-    async def start(self, job: pb.TransformJob) -> None:
-        await self._records.start(job)
-
-    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
-        await self._records.end(job_uuid, state, problem, counts)
-
-    async def delete(self, name: str) -> None:
-        await self._records.delete(name)
-
-
 def jobs_of_node(
     node: Node,
     membership: Membership,
     writes: WriteCoordinator,
     store: JobStore,
-    transforms: TransformRunner,
+    transforms: NodeTransforms,
     etl: LocalEtl,
     revoked: RevokedTokens,
 ) -> JobManager:
@@ -141,9 +107,9 @@ def jobs_of_node(
     jobs = JobManager(
         membership.node_uuid,
         store,
-        NodeJobRecords(node, membership),
+        etl.registry,
         transforms,
-        EtlPeers(node, writes.channels),
+        EtlPeers(node, writes.channels).parts,
         node.config.etl.workers,
         etl.transform_http.results_url,
         JobTokens(lambda: revoked.ids, lambda: token_gate.now_s()),

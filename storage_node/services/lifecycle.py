@@ -29,7 +29,7 @@ from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.remote_store import RemoteStore
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls, etl_calls
-from storage_node.etl.registry.registry import NodeRegistry
+from storage_node.etl.registry.registry import Registry
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
     from storage_node.context.membership import Membership
     from storage_node.context.node import Node
-    from storage_node.etl.values import TransformRunner
+    from storage_node.etl.run.node_transforms import NodeTransforms
     from storage_node.etl.worker.environments import Environments
     from storage_node.settings.config import ServerConfig
     from storage_node.store.store import Store
@@ -131,7 +131,7 @@ class NodeLifecycle:
         version: str,
         *,
         find: Callable[[], Iterable[Path]],
-        transforms: Callable[[Node], TransformRunner] | None = None,
+        transforms: Callable[[Node], NodeTransforms] | None = None,
         environments: Environments | None = None,
     ) -> None:
         """
@@ -320,7 +320,7 @@ def _etl_of(node: Node, membership: Membership, environments: Environments | Non
         peer_secret=read_secret(config.listen.peer_secret_file),
     )
     drive = next(drive.root for drive in node.store.drives if drive is not None)
-    registry = NodeRegistry(node, membership)
+    registry = Registry(node.store, node.read, node)
     return LocalEtl(node.store, registry, config, drive, node.read, transform_http, environments)
 
 

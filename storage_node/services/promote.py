@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ais_loader.errors import BucketNotFound, Closed, LoaderError, SourceUnreadable, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -27,6 +27,7 @@ from storage_node.context.node import Node
 from storage_node.limits.blocking_calls import BlockingCalls
 from storage_node.limits.call_slots import current_tenant, tenant_of
 from storage_node.limits.fair_scheduler import JobTurns
+from storage_node.limits.tasks import OffLoop
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.group_promotion import Heads
@@ -43,6 +44,7 @@ IN_FLIGHT = 2
 """Number of groups of one promotion that are stored concurrently."""
 BEAT_S = 2.0
 T = TypeVar("T")
+Promote: TypeAlias = Callable[[Sequence[Found]], Awaitable[list[Outcome]]]
 
 
 class PromoteService:
@@ -109,16 +111,16 @@ class PromoteService:
         self._node.store.bucket_to_change(request.bucket)
         if (remote := self._tier.buckets.find(request.bucket)) is not None:
             remote.require_writable()
+        wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
+        mine = _share(replica_set, request) if request.participant else _everything
         with self._node.streams.open(tenant_of(context)) as stream:
-            run = _Promotion(
-                self._work,
-                await self._groups_of(request, replica_set),
-                partial(self._promote, job, replica_set, remote is not None),
-            )
+            walk = await self._work(self._walk, request.path, wanted, mine)
+            promote = partial(self._promote, job, replica_set, remote is not None)
+            run = _Promotion(self._work, request.bucket, walk, promote)
             try:
                 async for response in run.responses():
                     go_on()
-                    await stream.waiting(context.write(_response(request.bucket, response)))
+                    await stream.waiting(context.write(response))
                     stream.slot.moved()
             finally:
                 given_up.set()
@@ -143,14 +145,8 @@ class PromoteService:
         self.metrics.add(outcomes)
         return outcomes
 
-    async def _groups_of(self, request: wire.PromoteRequest, replica_set: ReplicaSet | None) -> _Groups:
-        """Start the walk of a promotion. Raises LoaderError if the path is not below a root of this node, or the share
-        was computed with another map."""
-        wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
-        mine = _share(replica_set, request) if request.participant else _everything
-        return _Groups(await self._work(self._walk, request.path, wanted, mine))
-
     def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
+        """Start a walk. Raises SourceRefused unless the path is below a root of this node, SourceUnreadable."""
         root, way = root_of(path, self._node.config.store.promote_roots)
         try:
             folder = OpenFolder(os.open(root, FOLDER))
@@ -186,42 +182,21 @@ def _share(replica_set: ReplicaSet | None, request: wire.PromoteRequest) -> Call
     return mine
 
 
-class _Groups:
-    """Groups of files found by a walk, read from any thread."""
+class _Promotion:
+    """One promotion of the files that a walk finds, with several groups in progress."""
 
-    def __init__(self, walk: Walk) -> None:
-        self._walk = walk
+    def __init__(self, work: OffLoop, bucket: str, walk: Walk, promote: Promote) -> None:
+        self._work, self._bucket, self._walk, self._promote = work, bucket, walk, promote
         self._found = iter(walk)
         self._groups = groups(self._found)
-
-    @property
-    def files_seen(self) -> int:
-        """Number of files found so far, whichever node promotes them."""
-        return self._walk.files_seen
-
-    def next(self) -> list[Found] | None:
-        return next(self._groups, None)
-
-    def close(self) -> None:
-        self._groups.close()
-        self._found.close()
-
-
-class _Progress:
-    def __init__(self, outcomes: Sequence[Outcome], files_seen: int, *, done: bool = False) -> None:
-        self.outcomes, self.files_seen, self.done = outcomes, files_seen, done
-
-
-class _Promotion:
-    """One promotion, with several groups in progress."""
-
-    def __init__(self, work: Any, found: _Groups, promote: Any) -> None:
-        self._work, self._found, self._promote = work, found, promote
         self._tasks: set[asyncio.Task[list[Outcome]]] = set()
         self._looking: asyncio.Task[list[Found] | None] | None = None
 
-    async def responses(self) -> Any:
-        self._looking = asyncio.ensure_future(self._work(self._found.next))
+    def _look(self) -> asyncio.Task[list[Found] | None]:
+        return asyncio.ensure_future(self._work(next, self._groups, None))
+
+    async def responses(self) -> AsyncIterator[wire.PromoteResponse]:
+        self._looking = self._look()
         while self._looking is not None or self._tasks:
             waiting: set[asyncio.Task[Any]] = set(self._tasks)
             if self._looking is not None and len(self._tasks) < IN_FLIGHT:
@@ -232,38 +207,38 @@ class _Promotion:
                 self._looking = None
                 if group is not None:
                     self._tasks.add(asyncio.ensure_future(self._promote(group)))
-                    self._looking = asyncio.ensure_future(self._work(self._found.next))
+                    self._looking = self._look()
             outcomes: list[Outcome] = []
             for task in done & self._tasks:
                 self._tasks.discard(task)
                 outcomes += task.result()
             if outcomes or not done:
-                yield _Progress(outcomes, self._found.files_seen)
-        yield _Progress([], self._found.files_seen, done=True)
+                yield self._response(outcomes)
+        yield self._response([], done=True)
 
     async def close(self) -> None:
         left: list[asyncio.Task[Any]] = [*self._tasks, *([self._looking] if self._looking is not None else [])]
         for task in left:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
-        for task in left:
-            if not task.cancelled():
-                task.exception()  # marks the exception as retrieved
-        await self._work(self._found.close)
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._work(self._close)
 
+    def _close(self) -> None:
+        self._groups.close()
+        self._found.close()
 
-def _response(bucket: str, progress: _Progress) -> wire.PromoteResponse:
-    response = wire.PromoteResponse(files_seen=progress.files_seen, done=progress.done)
-    for outcome in progress.outcomes:
-        result = response.result.add(
-            path=encodable(outcome.path), name=encodable(outcome.name), skipped=outcome.skipped
-        )
-        if outcome.error is not None:
-            result.error.CopyFrom(pb.Error(kind=outcome.error.kind, message=encodable(str(outcome.error))))
-        elif outcome.stored is not None:
-            result.info.CopyFrom(info_of(bucket, outcome.name, outcome.stored))
-    return response
+    def _response(self, outcomes: Sequence[Outcome], *, done: bool = False) -> wire.PromoteResponse:
+        """`files_seen` counts the files found so far, whichever node promotes them."""
+        response = wire.PromoteResponse(files_seen=self._walk.files_seen, done=done)
+        for outcome in outcomes:
+            result = response.result.add(
+                path=encodable(outcome.path), name=encodable(outcome.name), skipped=outcome.skipped
+            )
+            if outcome.error is not None:
+                result.error.CopyFrom(pb.Error(kind=outcome.error.kind, message=encodable(str(outcome.error))))
+            elif outcome.stored is not None:
+                result.info.CopyFrom(info_of(self._bucket, outcome.name, outcome.stored))
+        return response
 
 
 @cache

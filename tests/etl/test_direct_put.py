@@ -22,7 +22,7 @@ from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.servers.channel import OutputReceiver
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.transform_http import PutClaims, TransformHttp
-from storage_node.etl.values import Content
+from storage_node.etl.values import Content, PutResult
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 from storage_node.store.read.object_reader import open_object
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -76,7 +76,7 @@ def count_puts(side: TransformHttp, number: int, put_bytes: Counter[int]) -> Non
     put_result = side.put_result
     assert put_result is not None
 
-    async def put(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
+    async def put(claims: PutClaims, chunks: AsyncIterator[bytes]) -> PutResult:
         async def counted() -> AsyncIterator[bytes]:
             async for chunk in chunks:
                 put_bytes[number] += len(chunk)
@@ -179,7 +179,7 @@ def test_results_go_to_their_owners_and_do_not_pass_the_nodes_of_their_sources(
 
 
 def test_a_node_that_does_not_take_results_is_sent_them_as_any_others(tmp_path: Path) -> None:
-    async def refuse(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
+    async def refuse(claims: PutClaims, chunks: AsyncIterator[bytes]) -> PutResult:
         raise NodeUnavailable("not by this way")
 
     with cluster_with_server(tmp_path) as (cluster, client):

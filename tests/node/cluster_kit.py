@@ -20,7 +20,6 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
 from storage_node.context.node import Node
-from storage_node.etl.values import TransformRunner
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
@@ -91,7 +90,7 @@ class LocalCluster:
         configs: Mapping[int, Mapping[str, Any]] | None = None,
         states: Mapping[int, int] | None = None,
         spread: Iterable[str] = (),
-        transforms: Callable[[Node], TransformRunner] | None = None,
+        transforms: Callable[[Node], Any] | None = None,
         **config: Any,
     ) -> None:
         self.nodes: list[NodeServer] = []

@@ -63,13 +63,12 @@ def test_what_is_no_stamp_is_none(text: str) -> None:
 def test_the_base_of_a_write_is_what_its_condition_saw() -> None:
     copy, pending = entry(1, {REMOTE_ETAG: '"e"'}), entry(2, {REMOTE_PENDING: Base('"e"').encode()})
     deleted = entry(3, {REMOTE_PENDING: Base('"e"').encode()}, is_deletion=True)
-    assert base_of(copy, is_conditional=False) == ANY
-    assert base_of(None, is_conditional=True) == Base(is_absent=True)
-    assert base_of(copy, is_conditional=True) == Base('"e"')
-    assert base_of(pending, is_conditional=True) == Base('"e"')
-    assert base_of(deleted, is_conditional=True) == Base('"e"', is_absent=True)
-    assert base_of(entry(4, {REMOTE_DELETED: "1"}, is_deletion=True), is_conditional=True) == Base(is_absent=True)
-    assert base_of(entry(5, {REMOTE_PENDING: ANY.encode()}, is_deletion=True), is_conditional=True) == ANY
+    assert base_of(None) == Base(is_absent=True)
+    assert base_of(copy) == Base('"e"')
+    assert base_of(pending) == Base('"e"')
+    assert base_of(deleted) == Base('"e"', is_absent=True)
+    assert base_of(entry(4, {REMOTE_DELETED: "1"}, is_deletion=True)) == Base(is_absent=True)
+    assert base_of(entry(5, {REMOTE_PENDING: ANY.encode()}, is_deletion=True)) == ANY
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ais_loader.values.entry import Entry
 
 from ..request import Response, name_of
 from ..spool import IN_MEMORY_BYTES
-from .copies import places
+from .copies import places, target_named
 from .groups import Selection, selection
 from .jobs import JobOutcome, Stopping, answer_when_done
 from .request import AISError, AisRequest, unsupported
@@ -64,12 +64,8 @@ def archive_objects(request: AisRequest) -> Response:
     name = value.get("archname")
     if not isinstance(name, str) or not name:
         raise AISError(400, "archname: need the name of the archive")
-    target = value.get("tobck") or {}
-    if not isinstance(target, dict) or not isinstance(target.get("name", ""), str):
-        raise AISError(400, "tobck: need a bucket")
-    to = source
-    if target.get("name"):
-        to = places(request, target["name"], target.get("provider") or "", create=True)
+    target, provider = target_named(request)
+    to = places(request, target, provider, create=True) if target else source
     made = _Archiving(
         source, to, name_of(name), _format(value.get("mime") or "", name), _names(value.get("isbn")), request.spool
     )

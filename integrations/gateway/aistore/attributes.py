@@ -15,7 +15,7 @@ from .bodies import CHECKSUM_TYPE, CHECKSUM_VALUE
 from .request import AISError
 
 ATIME, VERSION, PRESENT, CUSTOM = "ais-atime", "ais-version", "ais-present", "ais-custom-md"
-_PROPS = frozenset(
+PROPS = frozenset(
     (
         *("name", "size", "checksum", "atime", "version", "custom", "location", "copies", "ec", "chunked"),
         *("last-modified", "etag"),
@@ -35,14 +35,6 @@ def headers_of(info: ObjectInfo) -> dict[str, str]:
 def version_of(info: ObjectInfo) -> str:
     """Return the version as an integer that grows with every write; the ETag of a remote object that is not stored."""
     return info.version.split(".")[1] if info.is_stored else info.version
-
-
-def props_named(text: str) -> frozenset[str]:
-    """Return the properties that a request asks for. Raises AISError for an unknown one."""
-    names = frozenset(one.strip() for one in text.split(",") if one.strip())
-    if unknown := names - _PROPS:
-        raise AISError(400, f"unknown property {min(unknown)[:40]!r} of an object")
-    return names
 
 
 def headers_of_props(info: ObjectInfo, props: frozenset[str], bucket: Bucket) -> dict[str, str]:

@@ -11,7 +11,7 @@ from ais_loader.objects.archive import ArchiveFormat, ArchiveNames
 from ais_loader.values.entry import Entry
 
 from ..request import name_of
-from .request import AISError, check_bucket_name, provider_named
+from .request import AISError, check_bucket_name, flag_of, provider_named, text_of
 
 MAX_ENTRIES = 100_000
 _FORMATS: dict[str, tuple[ArchiveFormat, str]] = {
@@ -69,7 +69,7 @@ def batch_plan(message: Any, bucket: str, provider: str, coloc: str = "") -> Bat
         raise AISError(400, f"in: need a list of 1 to {MAX_ENTRIES:,} entries")
     if coloc not in ("", "0", "1", "2") or message.get("coloc") not in (None, 0, 1, 2):
         raise AISError(400, "coloc: need 0, 1 or 2")
-    mime = _text(message, "mime", "the request")
+    mime = text_of(message, "mime")
     if mime not in _FORMATS:
         raise AISError(400, f"mime {mime[:40]!r}: need .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
     archive, content_type = _FORMATS[mime]
@@ -86,9 +86,9 @@ def batch_plan(message: Any, bucket: str, provider: str, coloc: str = "") -> Bat
         list(buckets),
         archive,
         content_type,
-        "object" if _flag(message, "onob") else "bucket",
-        _flag(message, "strm"),
-        _flag(message, "coer"),
+        "object" if flag_of(message, "onob") else "bucket",
+        flag_of(message, "strm"),
+        flag_of(message, "coer"),
     )
 
 
@@ -97,16 +97,16 @@ def _entry(at: int, row: Any, bucket: str, provider: str) -> tuple[Entry, tuple[
     where = f"entry {at}"
     if not isinstance(row, dict):
         raise AISError(400, f"{where}: need an object")
-    name = _text(row, "objname", where)
+    name = text_of(row, "objname", f"{where}: ")
     if not name:
         raise AISError(400, f"{where}: objname: need a name")
-    own = _text(row, "bucket", where)
+    own = text_of(row, "bucket", f"{where}: ")
     if own:
-        bucket, provider = own, provider_named({"provider": _text(row, "provider", where)})
+        bucket, provider = own, provider_named({"provider": text_of(row, "provider", f"{where}: ")})
     if not bucket:
         raise AISError(400, f"{where}: need a bucket, here or in the path")
-    member = _text(row, "archpath", where)
-    opaque = _text(row, "opaque", where) or None
+    member = text_of(row, "archpath", f"{where}: ")
+    opaque = text_of(row, "opaque", f"{where}: ") or None
     if opaque is not None:
         try:
             base64.b64decode(opaque.encode(), validate=True)
@@ -129,19 +129,3 @@ def _range(row: dict[str, Any], where: str) -> tuple[int, int | None]:
     if start and not length:
         raise AISError(400, f"{where}: a start needs a length; -1 is the rest")
     return start, length if length > 0 else None
-
-
-def _text(row: dict[str, Any], field: str, where: str) -> str:
-    value = row.get(field)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise AISError(400, f"{where}: {field}: need a string")
-    return value
-
-
-def _flag(message: dict[str, Any], field: str) -> bool:
-    value = message.get(field, False)
-    if value is not None and not isinstance(value, bool):
-        raise AISError(400, f"{field}: need true or false")
-    return bool(value)

@@ -14,7 +14,7 @@ from ais_loader.transport.base import BucketInfo
 from ais_loader.wire.redundancy import Redundancy
 
 from ..request import Response, check_prefix
-from .request import AISError, AisRequest, json_response, provider_of, text_response, unsupported
+from .request import AISError, AisRequest, json_response, provider_of, text_of, text_response, unsupported
 
 BUCKET_PROPS, BUCKET_SUMMARY, JOB_ID = "ais-bucket-props", "ais-bucket-summ", "ais-xaction-id"
 _RUNNING = 202
@@ -165,10 +165,7 @@ def _job() -> Response:
 
 
 def _prefix(request: AisRequest) -> str:
-    prefix = request.value.get("prefix") or ""
-    if not isinstance(prefix, str):
-        raise AISError(400, "prefix: need a string")
-    return check_prefix(prefix)
+    return check_prefix(text_of(request.value, "prefix"))
 
 
 def _summary(bucket: Bucket, provider: str, prefix: str) -> dict[str, Any]:

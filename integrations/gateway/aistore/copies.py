@@ -16,7 +16,16 @@ from ais_loader.values.entry import ObjectInfo
 
 from ..request import Response, check_prefix, name_of
 from .jobs import JobOutcome, Stopping, answer_when_done
-from .request import AISError, AisRequest, bucket_not_found, check_bucket_name, keeps_copies, provider_named
+from .request import (
+    AISError,
+    AisRequest,
+    bucket_not_found,
+    check_bucket_name,
+    flag_of,
+    keeps_copies,
+    provider_named,
+    text_of,
+)
 
 _DELETE_TRIES = 5
 _GROUP = 1000
@@ -48,23 +57,21 @@ class Copying:
     def of(cls, request: AisRequest) -> Copying:
         """Raises AISError."""
         value = request.value
-        texts = [value.get(name) or "" for name in ("prefix", "prepend")]
-        flags = [value.get(name) or False for name in ("dry_run", "coer", "synchronize", "latest-ver")]
         extensions = value.get("ext") or {}
-        if not all(isinstance(text, str) for text in texts):
-            raise AISError(400, "prefix and prepend: need strings")
-        if not all(isinstance(flag, bool) for flag in flags):
-            raise AISError(400, "dry_run, coer, synchronize and latest-ver: need true or false")
         if not isinstance(extensions, dict) or not all(isinstance(to, str) for to in extensions.values()):
             raise AISError(400, "ext: need an object of extensions")
         stripped = {before.lstrip("."): after.lstrip(".") for before, after in extensions.items()}
-        dry, goes_on, synchronizes, latest = flags
+        synchronizes = flag_of(value, "synchronize")
         if synchronizes and stripped:
             raise AISError(400, "synchronize and ext: use one of them")
         return cls(
-            *(check_prefix(texts[0]), check_prefix(texts[1]), dry, goes_on, stripped or None),
+            check_prefix(text_of(value, "prefix")),
+            check_prefix(text_of(value, "prepend")),
+            flag_of(value, "dry_run"),
+            flag_of(value, "coer"),
+            stripped or None,
             synchronizes=synchronizes,
-            is_latest=latest or synchronizes,
+            is_latest=flag_of(value, "latest-ver") or synchronizes,
         )
 
     def name(self, name: str) -> str:
@@ -76,11 +83,17 @@ class Copying:
         return self.prepend + name
 
 
-def places(request: AisRequest, name: str, provider: object, *, create: bool) -> Bucket:
+def target_named(request: AisRequest) -> tuple[str, str]:
+    """Return the name and the provider of the bucket that an action is to fill; "" for none. Raises AISError."""
+    target = request.value.get("tobck") or {}
+    if not isinstance(target, dict):
+        raise AISError(400, "tobck: need a bucket")
+    return text_of(target, "name"), text_of(target, "provider")
+
+
+def places(request: AisRequest, name: str, provider: str, *, create: bool) -> Bucket:
     """Return the bucket that copies go to. One of AIStore's own is created. Raises Refusal."""
     check_bucket_name(name)
-    if not isinstance(provider, str):
-        raise AISError(400, "provider: need a string")
     provider = provider_named({"provider": provider})
     if create and provider == "ais":
         return request.client.create_bucket(name, exist_ok=True)

@@ -20,7 +20,7 @@ from ais_loader.values.pipeline import Etl, Pipeline, Stage
 from ais_loader.values.urls import is_remote
 
 from ..request import Response
-from .copies import Copying, places, uname
+from .copies import Copying, places, target_named, uname
 from .groups import selection
 from .jobs import ETL_BUCKET, ETL_OBJECTS, new_store_job, store_job
 from .request import AISError, AisRequest, json_response, text_response, unsupported
@@ -233,13 +233,9 @@ def transform_bucket(request: AisRequest) -> Response:
 
 def transform_objects(request: AisRequest) -> Response:
     """Answer `etl-listrange`. Raises Refusal."""
-    to = request.value.get("tobck")
-    if not isinstance(to, dict) or not isinstance(to.get("name"), str):
-        raise AISError(400, "tobck: need a bucket")
     chosen = selection(request)
-    if chosen.names is None:
-        return _job(request, ETL_OBJECTS, to["name"], to.get("provider") or "", None, chosen.prefix)
-    return _job(request, ETL_OBJECTS, to["name"], to.get("provider") or "", list(chosen.names()))
+    names = None if chosen.names is None else list(chosen.names())
+    return _job(request, ETL_OBJECTS, *target_named(request), names, chosen.prefix)
 
 
 def _job(

@@ -11,7 +11,7 @@ from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 
 from ..request import Response, check_prefix, name_of
-from .copies import Copying, copied, places, synchronized
+from .copies import Copying, copied, places, synchronized, target_named
 from .jobs import JobOutcome, Stopping, answer_when_done
 from .request import AISError, AisRequest
 
@@ -101,10 +101,7 @@ def delete_objects(request: AisRequest) -> Response:
 def copy_objects(request: AisRequest) -> Response:
     """Answer `copy-listrange`. Raises Refusal."""
     bucket, chosen, copying = _bucket(request), selection(request), Copying.of(request)
-    target = request.value.get("tobck")
-    if not isinstance(target, dict) or not isinstance(target.get("name"), str):
-        raise AISError(400, "tobck: need a bucket")
-    to = places(request, target["name"], target.get("provider") or "", create=not copying.is_dry)
+    to = places(request, *target_named(request), create=not copying.is_dry)
 
     def action(stopping: Stopping) -> JobOutcome:
         names = stopping.until(chosen.of(bucket))

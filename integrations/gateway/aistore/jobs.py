@@ -26,7 +26,7 @@ from ais_loader.values.entry import ObjectInfo
 from ..request import Response
 from .cluster import TARGET
 from .recent_jobs import RecentJob, RecentJobs, Stopped
-from .request import AISError, AisRequest, json_response, text_response, unsupported
+from .request import AISError, AisRequest, json_response, text_of, text_response, unsupported
 
 Thing = TypeVar("Thing")
 _AT_ONCE_S = 1.0
@@ -330,16 +330,12 @@ def _asked(request: AisRequest) -> tuple[str, str, bool]:
     if isinstance(fields.get("value"), dict):
         fields = fields["value"]
     lower = {str(name).lower(): value for name, value in fields.items()}
-    texts = []
-    for name in ("id", "kind"):
-        value = lower.get(name) or ""
-        if not isinstance(value, str):
-            raise AISError(400, f"{name}: need a string")
-        texts.append(value)
-    return texts[0] or request.query.get("uuid", ""), texts[1], lower.get("show_active") is True
+    id = text_of(lower, "id") or request.query.get("uuid", "")
+    return id, text_of(lower, "kind"), lower.get("show_active") is True
 
 
-def _found(request: AisRequest, id: str) -> AisJob | None:
+def _found(request: AisRequest, id: str, kind: str) -> AisJob:
+    """Return a job. Raises AISError if there is none."""
     job = _of_id(id)
     if job is not None:
         return job
@@ -348,7 +344,7 @@ def _found(request: AisRequest, id: str) -> AisJob | None:
     try:
         return _of_store(store_job(request, id))
     except errors.JobNotFound:
-        return None
+        raise AISError(404, f"job {kind}[{id[:100]}] does not exist") from None
 
 
 def _known(request: AisRequest) -> list[AisJob]:
@@ -370,10 +366,7 @@ def status(request: AisRequest) -> Response:
     id, kind, _ = _asked(request)
     if not id:
         raise AISError(400, "need the id of a job")
-    job = _found(request, id)
-    if job is None:
-        raise AISError(404, f"job {kind}[{id[:100]}] does not exist")
-    return json_response(job.status)
+    return json_response(_found(request, id, kind).status)
 
 
 def snapshots(request: AisRequest) -> Response:
@@ -382,10 +375,7 @@ def snapshots(request: AisRequest) -> Response:
     if not id:
         found = [job.snapshot for job in _active(request)]
         return json_response({TARGET: found} if found else {})
-    job = _found(request, id)
-    if job is None:
-        raise AISError(404, f"job {kind}[{id[:100]}] does not exist")
-    return json_response({TARGET: [job.snapshot]})
+    return json_response({TARGET: [_found(request, id, kind).snapshot]})
 
 
 def statuses(request: AisRequest) -> Response:

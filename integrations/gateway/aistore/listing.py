@@ -16,7 +16,7 @@ from ais_loader.values.urls import ARCHIVE_EXTENSIONS, split_member
 from ..listing import page
 from ..request import Response, key_of
 from . import attributes
-from .request import AISError, AisRequest, json_response
+from .request import AISError, AisRequest, json_response, props_named, text_of
 
 with needs("msgpack", "ais-loader gateway"):
     import msgpack
@@ -71,10 +71,10 @@ class _Asked:
     """Arguments of a listing, read from the message of a request."""
 
     def __init__(self, value: dict[str, Any]) -> None:
-        self.prefix = _text(value, "prefix")
-        self.uuid = _text(value, "uuid")[:80]
-        self.token = _text(value, "continuation_token")
-        self.after = self.token or _text(value, "start_after")
+        self.prefix = text_of(value, "prefix")
+        self.uuid = text_of(value, "uuid")[:80]
+        self.token = text_of(value, "continuation_token")
+        self.after = self.token or text_of(value, "start_after")
         size = value.get("pagesize") or 0
         if isinstance(size, str) and size.isascii() and size.isdigit():
             size = int(size)
@@ -85,23 +85,11 @@ class _Asked:
         if not isinstance(text, str) or not (text.isascii() and text.isdigit() and len(text) < 20):
             raise AISError(400, "flags: need a whole number as a string")
         self.flags = int(text)
-        names = frozenset(one.strip() for one in _text(value, "props").split(",") if one.strip())
-        if unknown := names - _PROPS:
-            raise AISError(400, f"unknown property {min(unknown)[:40]!r} of an object")
-        self.props = names or frozenset(("name", "size"))
+        self.props = props_named(text_of(value, "props"), _PROPS) or frozenset(("name", "size"))
         if self.flags & _NAMES:
             self.props = frozenset(("name",))
         elif self.flags & _SIZES:
             self.props = frozenset(("name", "size"))
-
-
-def _text(value: dict[str, Any], key: str) -> str:
-    text = value.get(key)
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise AISError(400, f"{key}: need a string")
-    return text
 
 
 class _Row:

@@ -11,7 +11,7 @@ from ..reading import Reading, with_current
 from ..request import Response
 from . import attributes
 from .archive_reads import get_matching, get_member
-from .request import AisRequest, keeps_copies, range_error
+from .request import AisRequest, keeps_copies, props_named, range_error
 
 _OCTETS = "application/octet-stream"
 _TRIES = 10
@@ -84,7 +84,7 @@ def _answer(request: AisRequest, reading: Reading) -> Response:
 def head(request: AisRequest) -> Response:
     """Answer with properties of an object. Raises AISError."""
     text = request.query.get("props", "")
-    props = attributes.props_named(text or "checksum,atime,version,custom,location,copies,chunked")
+    props = props_named(text or "checksum,atime,version,custom,location,copies,chunked", attributes.PROPS)
     bucket = request.open_bucket()
     info = bucket.head(request.name)
     headers = {"content-type": _OCTETS, **attributes.headers_of_props(info, props, bucket)}

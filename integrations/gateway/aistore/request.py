@@ -99,6 +99,33 @@ class AisRequest(RequestHead):
         return bucket
 
 
+def text_of(fields: Mapping[str, Any], name: str, where: str = "") -> str:
+    """Return a field of a message, "" if it is missing. Raises AISError for one that is no string.
+
+    `where`: beginning of the error's message.
+    """
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise AISError(400, f"{where}{name}: need a string")
+    return value or ""
+
+
+def flag_of(fields: Mapping[str, Any], name: str) -> bool:
+    """Return a field of a message, False if it is missing. Raises AISError for one that is no truth value."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise AISError(400, f"{name}: need true or false")
+    return bool(value)
+
+
+def props_named(text: str, known: frozenset[str]) -> frozenset[str]:
+    """Return the properties of an object that a request asks for. Raises AISError for an unknown one."""
+    names = frozenset(one.strip() for one in text.split(",") if one.strip())
+    if unknown := names - known:
+        raise AISError(400, f"unknown property {min(unknown)[:40]!r} of an object")
+    return names
+
+
 def text_response(text: str, status: int = 200) -> Response:
     return Response(status, {"content-type": "text/plain; charset=utf-8"}, text.encode())
 

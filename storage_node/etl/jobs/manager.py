@@ -18,21 +18,22 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from ais_loader.errors import InvalidRequest, JobNotFound, LoaderError
-from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import info_of
+from storage_node.etl.jobs import edits
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.job_tokens import JobTokens, beyond
-from storage_node.etl.jobs.run import JobRun
+from storage_node.etl.jobs.run import JobParts, JobRun, PartsOf, ResultsUrls, call_of
 from storage_node.etl.jobs.shares import MAX_FAILURES, Division, NodeShare, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
-from storage_node.etl.values import Origin, TransformRunner
+from storage_node.etl.registry.registry import JobsEdit, Registry
+from storage_node.etl.run.node_transforms import NodeTransforms
+from storage_node.etl.values import Origin
 from storage_node.store.names import check_job_name, check_object_name
 
 SHORTEST_S, LONGEST_S = 0.01, 0.25
@@ -50,53 +51,8 @@ _PER_CORE = 8
 log = logging.getLogger(__name__)
 
 
-class JobRecords(Protocol):
-    """Storage of jobs."""
-
-    @property
-    def view(self) -> ClusterView | None:
-        """The newest map; None outside of a cluster."""
-
-    def jobs(self) -> Sequence[pb.TransformJob]: ...
-    async def start(self, job: pb.TransformJob) -> None:
-        """Add a job. Raises TransformExists while one of this name runs; one that has ended is replaced."""
-
-    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
-        """Record the end of a job. No change if it has already ended or is unknown."""
-
-    async def delete(self, name: str) -> None:
-        """Remove a job. Raises JobNotFound; InvalidRequest while it runs."""
-
-
-class JobPeers(Protocol):
-    """The other nodes of the map."""
-
-    async def parts(
-        self, nodes: Sequence[bytes], request: pb.JobPartRequest
-    ) -> Mapping[bytes, pb.JobPartResponse | None]:
-        """Return the parts of nodes; None for a node that does not answer."""
-
-
-class NoPeers:
-    async def parts(
-        self, nodes: Sequence[bytes], request: pb.JobPartRequest
-    ) -> Mapping[bytes, pb.JobPartResponse | None]:
-        return {}
-
-
-class _ResultsUrls:
-    def __init__(self, peers: JobPeers, others: Callable[[], Sequence[bytes]]) -> None:
-        self._peers, self._others = peers, others
-        self._found: dict[bytes, str] = {}
-
-    async def learn(self) -> None:
-        self.take(await self._peers.parts(self._others(), pb.JobPartRequest(with_results_url=True)))
-
-    def take(self, answers: Mapping[bytes, pb.JobPartResponse | None]) -> None:
-        self._found = {node: "" if answer is None else answer.results_url for node, answer in answers.items()}
-
-    def of(self, node: bytes) -> str:
-        return self._found.get(node, "")
+async def _no_peers(nodes: Sequence[bytes], request: pb.JobPartRequest) -> JobParts:
+    return {}
 
 
 class _Running:
@@ -116,9 +72,9 @@ class JobManager:
         self,
         node_uuid: bytes,
         store: JobStore,
-        records: JobRecords,
-        transforms: TransformRunner,
-        peers: JobPeers | None = None,
+        registry: Registry,
+        transforms: NodeTransforms,
+        parts_of: PartsOf = _no_peers,
         workers: int = 0,
         results_url: Callable[[], Awaitable[str]] | None = None,
         tokens: JobTokens | None = None,
@@ -126,20 +82,21 @@ class JobManager:
         """Create the manager; nothing runs before `run`.
 
         Args:
+            parts_of: Returns the parts of other nodes of the map; None for a node that does not answer.
             workers: Number of workers of transforms on this node; 0 means as many as there are cores.
             results_url: Returns this node's URL for results, see `TransformHttp.results_url`.
             tokens: Check of the tokens with which jobs were started. Without it, jobs need none.
         """
         self._node_uuid = node_uuid
-        self._store, self._records, self._transforms = store, records, transforms
-        self._peers: JobPeers = peers or NoPeers()
+        self._store, self._registry, self._transforms = store, registry, transforms
+        self._parts_of = parts_of
         self._concurrency = _PER_CORE * (workers or len(os.sched_getaffinity(0)))
         self._running: dict[bytes, _Running] = {}
         self._ended: dict[bytes, NodeShare] = {}
         self._silent_since_s: dict[bytes, float] = {}
         self._results_url = results_url
         self._tokens = tokens
-        self._results_urls = _ResultsUrls(self._peers, self._others)
+        self._results_urls = ResultsUrls(parts_of, self._others)
         self._change = asyncio.Event()
         """Set by the next change of jobs or of the map, of which each has an event of its own."""
 
@@ -162,7 +119,7 @@ class JobManager:
                 change = self._change
                 await self._look()
                 youngest_s = max((running.began_s for running in self._running.values()), default=0.0)
-                is_busy = self._running or any(job.state == pb.TransformJob.RUNNING for job in self._records.jobs())
+                is_busy = self._running or any(job.state == pb.TransformJob.RUNNING for job in self._registry.jobs())
                 await _changed(change, time.monotonic() - youngest_s if is_busy else None)
         finally:
             for running in self._running.values():
@@ -173,7 +130,7 @@ class JobManager:
             self._running.clear()
 
     async def _look(self) -> None:
-        now = {job.uuid: job for job in self._records.jobs() if job.state == pb.TransformJob.RUNNING}
+        now = {job.uuid: job for job in self._registry.jobs() if job.state == pb.TransformJob.RUNNING}
         for job_uuid, job in now.items():
             if job_uuid in self._running:
                 continue
@@ -226,7 +183,7 @@ class JobManager:
             del self._ended[old]
 
     def _division(self, job: pb.TransformJob) -> Division:
-        view = self._records.view
+        view = self._registry.view
         bucket = view.to_read(job.bucket) if view is not None else None
         if view is None or bucket is None:
             return Division()
@@ -239,7 +196,7 @@ class JobManager:
         return Division(layout_of(view, bucket), tuple(sorted(down)))
 
     def _others(self) -> list[bytes]:
-        view = self._records.view
+        view = self._registry.view
         return [] if view is None else [node.uuid for node in view.nodes if node.uuid != self._node_uuid]
 
     def _token_problem(self, job: pb.TransformJob) -> str:
@@ -279,7 +236,7 @@ class JobManager:
             await self._end(running, pb.TransformJob.DONE, "", counts)
 
     def _whole(self, running: _Running, division: Division) -> pb.JobCounts | None:
-        view = self._records.view
+        view = self._registry.view
         if view is None:
             return whole({self._node_uuid: running.part.message()}, [self._node_uuid], division)
         bucket = view.to_read(running.run.job.bucket)
@@ -291,7 +248,7 @@ class JobManager:
     async def _ask(self, running: _Running) -> None:
         nodes = self._others()
         request = pb.JobPartRequest(job_uuid=running.run.job.uuid, with_results_url=running.run.puts)
-        answers = await self._peers.parts(nodes, request)
+        answers = await self._parts_of(nodes, request)
         if request.with_results_url:
             self._results_urls.take(answers)
         now_s = time.monotonic()
@@ -316,10 +273,13 @@ class JobManager:
         self, job: pb.TransformJob, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts
     ) -> None:
         try:
-            await self._records.end(job.uuid, state, problem, counts)
-            self.changed()
+            await self._change_jobs(lambda jobs: edits.ended(jobs, job.uuid, state, problem, counts))
         except LoaderError as error:
             log.warning("job %s has ended, but this cannot be recorded now: %s", job.name, error)
+
+    async def _change_jobs(self, edit: JobsEdit) -> None:
+        await self._registry.change(edit_jobs=edit)
+        self.changed()
 
     # -- calls of other nodes
 
@@ -362,25 +322,24 @@ class JobManager:
         self._fill_versions(job.stage)
         job.uuid, job.state = job.uuid or uuid.uuid4().bytes, pb.TransformJob.RUNNING
         job.created_ns = time.time_ns()
-        await self._records.start(job)
-        self.changed()
+        await self._change_jobs(lambda jobs: edits.started(jobs, job))
         return await self._info(self._job(job.name))
 
-    def _fill_versions(self, stages: Sequence[pb.JobStage]) -> None:
-        """Record the current versions of the transforms. Raises TransformNotFound, TransformGone."""
-        call = batch_pb.TransformCall(
-            stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in stages]
-        )
+    def _fill_versions(self, stages: Sequence[pb.JobStage]) -> batch_pb.TransformCall:
+        """Record the current versions of the transforms, and return the call of them. Raises TransformNotFound,
+        TransformGone."""
+        call = call_of(stages)
         for stage, version in zip(stages, self._transforms.versions(call), strict=True):
             stage.uuid = version
+        return call
 
     def buckets_of(self, name: str) -> tuple[str, str] | None:
         """Return the source and the target of a job; None if there is no job of this name."""
-        jobs = (job for job in self._records.jobs() if job.name == name)
+        jobs = (job for job in self._registry.jobs() if job.name == name)
         return next(((job.bucket, job.to_bucket) for job in jobs), None)
 
     def _job(self, name: str) -> pb.TransformJob:
-        for job in self._records.jobs():
+        for job in self._registry.jobs():
             if job.name == name:
                 return job
         raise JobNotFound(f"there is no job {name!r}")
@@ -390,7 +349,7 @@ class JobManager:
         info.job.ClearField("token")
         others = self._others()
         request = pb.JobPartRequest(job_uuid=job.uuid)
-        answers = await self._peers.parts(others, request)
+        answers = await self._parts_of(others, request)
         local = self.part(request).part
         for part in (local, *(answer.part for answer in answers.values() if answer is not None)):
             info.node.append(part)
@@ -416,13 +375,13 @@ class JobManager:
             await _changed(change, time.monotonic() - began_s)
 
     async def list(self) -> pb.ListJobsResponse:
-        return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._records.jobs())))
+        return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._registry.jobs())))
 
     async def failures(self, name: str) -> pb.ListJobFailuresResponse:
         """Return the failures on the nodes that answer. Raises JobNotFound."""
         job = self._job(name)
         request = pb.JobPartRequest(job_uuid=job.uuid, with_failures=True)
-        answers = await self._peers.parts(self._others(), request)
+        answers = await self._parts_of(self._others(), request)
         parts = [self.part(request), *(answer for answer in answers.values() if answer is not None)]
         found = sorted((failure for part in parts for failure in part.failure), key=lambda one: one.object)
         total = max(job.counts.failed, sum(part.part.counts.failed for part in parts))
@@ -433,16 +392,14 @@ class JobManager:
         job = self._job(name)
         if job.state == pb.TransformJob.RUNNING:
             counts = (await self._info(job)).counts
-            await self._records.end(job.uuid, pb.TransformJob.STOPPED, "", counts)
-            self.changed()
+            await self._change_jobs(lambda jobs: edits.ended(jobs, job.uuid, pb.TransformJob.STOPPED, "", counts))
         return await self._info(self._job(name))
 
     async def delete(self, name: str) -> None:
         """Remove a job. Raises JobNotFound; InvalidRequest while it runs."""
         if self._job(name).state == pb.TransformJob.RUNNING:
             raise InvalidRequest(f"job {name!r} is running: stop it first")
-        await self._records.delete(name)
-        self.changed()
+        await self._change_jobs(lambda jobs: edits.deleted(jobs, name))
 
     async def copy(self, request: pb.CopyObjectRequest) -> pb.CopyObjectResponse:
         """Copy one object through transforms. Raises LoaderError."""
@@ -451,10 +408,7 @@ class JobManager:
             raise InvalidRequest("a copy through a transform needs one")
         check_object_name(request.to_name)
         self._store.require(request.bucket, request.to_bucket)
-        self._fill_versions(stages)
-        call = batch_pb.TransformCall(
-            stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in stages]
-        )
+        call = self._fill_versions(stages)
         found = (await self._store.read(request.bucket, [request.name]))[0]
         if isinstance(found, LoaderError):
             raise found

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import (
     BucketNotFound,
@@ -37,8 +37,9 @@ from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_gone, is_superseded
 from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, source_version, stages_text, stamp
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.transform_http import METADATA
-from storage_node.etl.values import Content, Origin, ResultDestination, TransformRunner
+from storage_node.etl.values import Content, Origin, ResultDestination
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.limits.wakeup import Wakeup
@@ -55,6 +56,9 @@ AGAIN = Backoff(0.5, 8.0, jitter=0.2)
 TRIES = 6
 """Attempts per object, about 15 s with `AGAIN`, before it counts as failed."""
 ENDS_THE_JOB = (BucketNotFound, SnapshotReadOnly, TransformNotFound)
+JobParts: TypeAlias = Mapping[bytes, pb.JobPartResponse | None]
+"""Parts of a job by node; None for a node that did not answer."""
+PartsOf: TypeAlias = Callable[[Sequence[bytes], pb.JobPartRequest], Awaitable[JobParts]]
 log = logging.getLogger(__name__)
 
 
@@ -65,19 +69,27 @@ class _ReadObject(NamedTuple):
     input: Input
 
 
-class OnFatal(Protocol):
-    def __call__(self, error: LoaderError) -> None:
-        """Called when the whole job cannot continue."""
+def call_of(stages: Iterable[pb.JobStage]) -> batch_pb.TransformCall:
+    return batch_pb.TransformCall(stage=[batch_pb.TransformStage(name=one.name, args=one.args) for one in stages])
 
 
-class ResultsUrls(Protocol):
-    """HTTP endpoints of the other nodes."""
+class ResultsUrls:
+    """HTTP endpoints of the other nodes, where servers put results."""
+
+    def __init__(self, parts_of: PartsOf, others: Callable[[], Sequence[bytes]]) -> None:
+        self._parts_of, self._others = parts_of, others
+        self._found: dict[bytes, str] = {}
 
     async def learn(self) -> None:
         """Query the nodes that answer. Never raises."""
+        self.take(await self._parts_of(self._others(), pb.JobPartRequest(with_results_url=True)))
+
+    def take(self, answers: JobParts) -> None:
+        self._found = {node: "" if answer is None else answer.results_url for node, answer in answers.items()}
 
     def of(self, node: bytes) -> str:
         """Return the endpoint of a node by its uuid; "" if it accepts no results or has not answered."""
+        return self._found.get(node, "")
 
 
 class JobRun:
@@ -85,6 +97,7 @@ class JobRun:
 
     Args:
         division: Returns the current division of the sources.
+        on_fatal: Called when the whole job cannot continue.
         on_finished: Called after each complete pass.
         concurrency: Number of objects transformed concurrently, if the job does not specify it.
         results_urls: Endpoints where servers put results to other nodes.
@@ -94,21 +107,19 @@ class JobRun:
         self,
         job: pb.TransformJob,
         store: JobStore,
-        transforms: TransformRunner,
+        transforms: NodeTransforms,
         part: NodeShare,
         division: Callable[[], Division],
-        on_fatal: OnFatal,
+        on_fatal: Callable[[LoaderError], None],
         on_finished: Callable[[], None],
         concurrency: int,
-        results_urls: ResultsUrls | None = None,
+        results_urls: ResultsUrls,
     ) -> None:
         self.job, self.part = job, part
         self._store, self._transforms = store, transforms
         self._division, self._on_fatal, self._on_finished = division, on_fatal, on_finished
         self._names = JobNames(job)
-        self._call = batch_pb.TransformCall(
-            stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in job.stage]
-        )
+        self._call = call_of(job.stage)
         self._versions = tuple(stage.uuid for stage in job.stage)
         self._stages = stages_text(job.stage)
         self._turns = asyncio.Semaphore(job.concurrency or concurrency)
@@ -137,7 +148,7 @@ class JobRun:
         """Run until stopped. On cancellation, what is running is released first."""
         failures = 0
         try:
-            if self.puts and self._results_urls is not None:
+            if self.puts:
                 await self._results_urls.learn()
             while not self.stopped:
                 division = self._division()
@@ -379,7 +390,7 @@ class JobRun:
 
         Raises LoaderError. A result that may have been stored is looked up before the next attempt.
         """
-        if self._results_urls is None or one.name in self._not_directly:
+        if one.name in self._not_directly:
             return False
         url = self._results_urls.of(self._store.owner(self.job.to_bucket, one.result))
         if not url:

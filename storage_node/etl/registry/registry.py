@@ -1,7 +1,7 @@
 """Registry of transforms. In a cluster they are in its map, elsewhere in the store record.
 
-Changes of the list are pure functions (edits). Two classes with the same interface store it. A node that returns or
-joins receives all transforms with the map or the record.
+Changes of the list are pure functions (edits). A node that returns or joins receives all transforms with the map or the
+record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from ais_loader.errors import (
     InvalidName,
@@ -28,28 +28,10 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit as MapEdit
-from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.etl.jobs import edits as job_edits
 from storage_node.store.store import Store
 
 CHANGE_TIMEOUT_S = 20.0
-
-
-async def change_cluster_map(node: Node, view: ClusterView, edit: MapEdit) -> None:
-    """Change the map. When this returns, this node knows the new map.
-
-    Raises ChangeFailed and what the edit raises; a ValueError of the edit is raised as InvalidRequest.
-    """
-    try:
-        new_map = await change_map_async(view, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
-    except LoaderError:
-        raise  # many of them are ValueErrors as well
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from error
-    await node.learn(new_map)
-
-
 MAX_TRANSFORMS = 256
 MAX_CODE_BYTES = 1 << 20
 MAX_ALL_BYTES = 16 << 20
@@ -57,6 +39,8 @@ MAX_ALL_BYTES = 16 << 20
 MAX_WORDS, MAX_TEXT = 256, 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 Edit: TypeAlias = Callable[[Sequence[pb.Transform]], list[pb.Transform]]
+JobsEdit: TypeAlias = Callable[[Sequence[pb.TransformJob]], list[pb.TransformJob]]
+_Known: TypeAlias = pb.EtlRecord | cluster_pb.ClusterMap
 
 
 # -- edits
@@ -161,111 +145,86 @@ def _require(transforms: Sequence[pb.Transform], name: str) -> None:
 # -- storage
 
 
-class Registry(Protocol):
-    """Where transforms are stored. Belongs to the event loop that stages run on."""
+class Registry:
+    """Transforms and jobs, stored in the map of a node's cluster, or else in the record of a store.
 
-    def all(self) -> Sequence[pb.Transform]: ...
-    def find(self, name: str) -> pb.Transform | None: ...
-    async def change(self, edit: Edit) -> None:
-        """Apply an edit. Returns when the change is durable. Raises what the edit raises, and LoaderError."""
-
-
-class RecordRegistry:
-    """Transforms and jobs in the record of a store; also a `JobRecords`.
+    Belongs to the event loop that stages run on.
 
     Args:
         on_thread: Runs a function that waits for drives.
+        node: The node; None for an embedded store.
     """
 
-    def __init__(self, store: Store, on_thread: Callable[..., Awaitable[Any]]) -> None:
-        self._store, self._on_thread = store, on_thread
-        self._parsed: tuple[str, pb.EtlRecord, dict[str, pb.Transform]] = ("", pb.EtlRecord(), {})
+    def __init__(self, store: Store, on_thread: Callable[..., Awaitable[Any]], node: Node | None = None) -> None:
+        self._store, self._on_thread, self._node = store, on_thread, node
+        self._parsed: tuple[str, pb.EtlRecord] = ("", pb.EtlRecord())
+        self._named: tuple[_Known, dict[str, pb.Transform]] = (self._parsed[1], {})
 
     @property
-    def view(self) -> None:
-        """Always None: there is no cluster."""
-        return None
+    def view(self) -> ClusterView | None:
+        """The newest map; None outside of a cluster."""
+        return None if self._node is None else self._node.membership.view
 
-    def _record(self) -> pb.EtlRecord:
+    def _known(self) -> _Known:
+        if (view := self.view) is not None:
+            return view.map
         text = self._store.record.current.etl
         if self._parsed[0] != text:
-            record = pb.EtlRecord.FromString(base64.b64decode(text))
-            self._parsed = text, record, {one.name: one for one in record.transform}
+            self._parsed = text, _record_of(text)
         return self._parsed[1]
 
     def all(self) -> Sequence[pb.Transform]:
-        return self._record().transform
+        return self._known().transform
 
     def find(self, name: str) -> pb.Transform | None:
-        self._record()
-        return self._parsed[2].get(name)
-
-    async def change(self, edit: Edit) -> None:
-        def of(record: pb.EtlRecord) -> pb.EtlRecord:
-            return pb.EtlRecord(transform=edit(record.transform), job=record.job)
-
-        await self._on_thread(self._commit, of)
-
-    def _commit(self, change: Callable[[pb.EtlRecord], pb.EtlRecord]) -> None:
-        def changed(record: Any) -> Any:
-            known = pb.EtlRecord.FromString(base64.b64decode(record.etl))
-            return record.with_etl(base64.b64encode(change(known).SerializeToString()).decode())
-
-        self._store.record.change(changed)
-
-    # -- jobs
+        known = self._known()
+        if self._named[0] is not known:
+            self._named = known, {one.name: one for one in known.transform}
+        return self._named[1].get(name)
 
     def jobs(self) -> Sequence[pb.TransformJob]:
-        return self._record().job
+        return self._known().job
 
-    async def start(self, job: pb.TransformJob) -> None:
-        await self._change_jobs(lambda jobs: job_edits.started(jobs, job))
-
-    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
-        await self._change_jobs(lambda jobs: job_edits.ended(jobs, job_uuid, state, problem, counts))
-
-    async def delete(self, name: str) -> None:
-        await self._change_jobs(lambda jobs: job_edits.deleted(jobs, name))
-
-    async def _change_jobs(self, edit: Callable[[Sequence[pb.TransformJob]], list[pb.TransformJob]]) -> None:
-        def of(record: pb.EtlRecord) -> pb.EtlRecord:
-            return pb.EtlRecord(transform=record.transform, job=edit(record.job))
-
-        await self._on_thread(self._commit, of)
-
-
-class NodeRegistry:
-    """Registry of a node: in the map of its cluster, or else in its store's record."""
-
-    def __init__(self, node: Node, membership: Membership) -> None:
-        self._node, self._membership = node, membership
-        self._own = RecordRegistry(node.store, node.read)
-        self._parsed: tuple[int, dict[str, pb.Transform]] = (0, {})
-
-    def all(self) -> Sequence[pb.Transform]:
-        view = self._membership.view
-        return self._own.all() if view is None else view.map.transform
-
-    def find(self, name: str) -> pb.Transform | None:
-        view = self._membership.view
-        if view is None:
-            return self._own.find(name)
-        if self._parsed[0] != view.version:
-            self._parsed = view.version, {one.name: one for one in view.map.transform}
-        return self._parsed[1].get(name)
-
-    async def change(self, edit: Edit) -> None:
-        view = self._membership.view
-        if view is None:
-            await self._own.change(edit)
+    async def change(self, edit: Edit = list, edit_jobs: JobsEdit = list) -> None:
+        """Apply edits. Returns when the change is durable. Raises what the edits raise, and LoaderError."""
+        view = self.view
+        if self._node is None or view is None:
+            await self._on_thread(self._change_record, edit, edit_jobs)
             return
 
         def of_map(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if map_ is None:
                 raise NodeUnavailable("there is no cluster any more")
-            new = [pb.Transform.FromString(one.SerializeToString()) for one in edit(map_.transform)]
+            new = cluster_pb.ClusterMap(transform=edit(map_.transform), job=edit_jobs(map_.job))
             del map_.transform[:]
-            map_.transform.extend(new)
+            del map_.job[:]
+            map_.MergeFrom(new)
             return map_
 
-        await change_cluster_map(self._node, view, of_map)
+        await _change_map(self._node, view, of_map)
+
+    def _change_record(self, edit: Edit, edit_jobs: JobsEdit) -> None:
+        def changed(record: Any) -> Any:
+            known = _record_of(record.etl)
+            new = pb.EtlRecord(transform=edit(known.transform), job=edit_jobs(known.job))
+            return record.with_etl(base64.b64encode(new.SerializeToString()).decode())
+
+        self._store.record.change(changed)
+
+
+def _record_of(text: str) -> pb.EtlRecord:
+    return pb.EtlRecord.FromString(base64.b64decode(text))
+
+
+async def _change_map(node: Node, view: ClusterView, edit: MapEdit) -> None:
+    """Change the map. When this returns, this node knows the new map.
+
+    Raises ChangeFailed and what the edit raises; a ValueError of the edit is raised as InvalidRequest.
+    """
+    try:
+        new_map = await change_map_async(view, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
+    except LoaderError:
+        raise  # many of them are ValueErrors as well
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    await node.learn(new_map)

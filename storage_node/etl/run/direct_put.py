@@ -16,13 +16,13 @@ from storage_node.cluster.replication.put_groups import SMALL_BYTES, PutGroups
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.servers.channel import OutputReceiver
 from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
-from storage_node.etl.values import Spool
+from storage_node.etl.values import PutResult, Spool
 
 
 def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) -> PutResultCallable:
     """Return a function for `TransformHttp.put_result`. `groups` groups small results that arrive together."""
 
-    async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
+    async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> PutResult:
         metadata = claims.extra.get(METADATA, {})
         if not isinstance(metadata, dict):
             raise InvalidRequest(f"the token's {METADATA}: need texts by name, got {type(metadata).__name__}")
@@ -47,6 +47,6 @@ def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) 
             content.close()
         if (stored.size_bytes, stored.checksum) != (content.size_bytes, content.checksum):
             raise LoaderError(f"{claims.bucket}/{claims.name}: another result was stored meanwhile")
-        return stored.version
+        return PutResult(stored.version, stored.size_bytes, stored.checksum)
 
     return take

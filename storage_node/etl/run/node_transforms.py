@@ -68,7 +68,7 @@ class AdmittedStages:
 
 
 class NodeTransforms:
-    """Implementation of `Transforms`. Belongs to the event loop that stages run on.
+    """All transforms of a node by name, as batches and jobs use them. Belongs to the event loop that stages run on.
 
     Args:
         known: Returns the current transform of a name, from the cluster's map or the store's record; None if there is
@@ -89,14 +89,22 @@ class NodeTransforms:
         self._problems: dict[str, str] = {}
         self._closed = False
 
-    # -- implementation of `Transforms`
+    # -- runs
 
     def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
+        """Return the uuid of each stage, a part of the key of results. Raises TransformNotFound, TransformGone."""
         return tuple([self._transform(stage.name).uuid for stage in call.stage])  # faster than a generator
 
     async def run(
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
     ) -> Content:
+        """Pass an input through all stages and close it. With `versions`, only these versions may run; otherwise raises
+        TransformGone.
+
+        Waits for its turn if all workers are busy; tenants share them by the seconds that they use.
+
+        Raises TransformNotFound, TransformRefused, TransformFailed, TransformTimeout, TransformGone.
+        """
         admitted = self._admit(call, versions, content)
         try:
             return await self.run_admitted(admitted, call, origin, content)
@@ -140,6 +148,8 @@ class NodeTransforms:
             content.close()
 
     def puts(self, call: batch_pb.TransformCall) -> bool:
+        """Return whether the last stage is a server that can put its result to another node itself, according to its
+        author."""
         last = self._known(call.stage[-1].name)
         return last is not None and last.server.direct_put and self._context.transform_http.is_shared
 
@@ -151,6 +161,12 @@ class NodeTransforms:
         destination: ResultDestination,
         versions: Sequence[bytes] = (),
     ) -> PutResult:
+        """Like `run`, for a call that `puts`: the result goes directly from the server to its destination.
+
+        Raises NodeUnavailable if the result was made but not accepted, or if that is unknown, and what `run` raises.
+        Raises ValueError if names and metadata are too long for a token; in that case only, the input remains the
+        caller's.
+        """
         from storage_node.etl.servers.stage import ServerStage
 
         admitted = self._admit(call, versions, content)
@@ -168,18 +184,17 @@ class NodeTransforms:
                 content = output
             stage = call.stage[-1]
             # Without a turn: no worker of this node is busy. The number of connections is the limit.
-            async with self._counting(stage, origin, contextlib.nullcontext()) as counts:
+            async with self._counting(stage, f"{stage.name}: {origin}", contextlib.nullcontext()) as counts:
                 put = await last.run_to(origin, content, stage.args, target)
-            counts.objects += 1
-            counts.input_bytes += content.size_bytes
-            counts.output_bytes += put.size_bytes
+            counts.success(content.size_bytes, put.size_bytes)
             return put
         finally:
             content.close()
             admitted.release()
 
     def burst(self, call: batch_pb.TransformCall) -> int:
-        """The smallest burst size of its stages; 1 if a stage has no running worker."""
+        """Return how many small inputs should be passed through together now, by `run_many`: the smallest burst size of
+        the stages, 1 if a stage has no running worker."""
         found = []
         for stage in call.stage:
             opened = self._opened.get(stage.name)
@@ -192,6 +207,7 @@ class NodeTransforms:
         inputs: Sequence[tuple[Origin, Content]],
         versions: Sequence[bytes] = (),
     ) -> list[Content | LoaderError]:
+        """Like `run` for each input, in one turn. An error of one input does not affect the others."""
         origins = [origin for origin, _ in inputs]
         outputs: list[Content | LoaderError] = [content for _, content in inputs]
         admitted = AdmittedStages((), self._release)
@@ -227,11 +243,9 @@ class NodeTransforms:
     ) -> Content:
         if isinstance(opened, WorkerStage) and content.data is not None and content.size_bytes <= INLINE_BYTES:
             return await self._with_others(opened, stage, origin, content)
-        async with self._counting(stage, origin) as counts:
+        async with self._counting(stage, f"{stage.name}: {origin}") as counts:
             output = await opened.run(origin, content, stage.args)
-        counts.objects += 1
-        counts.input_bytes += content.size_bytes
-        counts.output_bytes += output.size_bytes
+        counts.success(content.size_bytes, output.size_bytes)
         return output
 
     async def _with_others(
@@ -253,25 +267,28 @@ class NodeTransforms:
     async def _counting(
         self,
         stage: batch_pb.TransformStage,
-        origin: Origin,
+        what: str,
         turn: contextlib.AbstractAsyncContextManager[None] | None = None,
+        objects: int = 1,
     ) -> AsyncIterator[StageCounts]:
-        """Context of one object's run, in its turn. Raises what the run raises; an internal error becomes
-        TransformFailed."""
+        """Context of one run, in its turn. Raises what the run raises; an internal error becomes TransformFailed.
+
+        Args:
+            what: What is run, in the message of that error.
+            objects: Number of objects that fail with the run.
+        """
         counts = self.counts(stage.name)
         async with turn or self._turns.turn(current_tenant.get()):
             began_s = time.monotonic()
             counts.running += 1
             try:
                 yield counts
-            except LoaderError as error:
-                counts.failure(error)
-                raise
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:  # concerns this object only
-                counts.failure(error)
-                raise TransformFailed(f"{stage.name}: {origin}: {type(error).__name__}: {error}") from error
+            except Exception as error:
+                for _ in range(objects):
+                    counts.failure(error)
+                if isinstance(error, LoaderError):
+                    raise
+                raise TransformFailed(f"{what}: {type(error).__name__}: {error}") from error  # concerns these alone
             finally:
                 counts.running -= 1
                 counts.busy_s += time.monotonic() - began_s
@@ -292,29 +309,17 @@ class NodeTransforms:
     async def _counted_burst(
         self, opened: WorkerStage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
     ) -> Sequence[Content | LoaderError]:
-        """Run a burst within a turn."""
-        counts = self.counts(stage.name)
-        began_s = time.monotonic()
-        counts.running += 1
-        outcomes: Sequence[Content | LoaderError]
+        """Run a burst within a turn. An error of the burst is that of each input."""
         try:
-            outcomes = await opened.run_many(inputs, stage.args)
+            async with self._counting(stage, stage.name, contextlib.nullcontext(), len(inputs)) as counts:
+                outcomes = await opened.run_many(inputs, stage.args)
         except LoaderError as error:
-            outcomes = [error] * len(inputs)
-        except Exception as error:  # an internal error: concerns these objects only
-            for _ in inputs:
-                counts.failure(error)
-            raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
-        finally:
-            counts.running -= 1
-            counts.busy_s += time.monotonic() - began_s
+            return [error] * len(inputs)
         for (_, content), outcome in zip(inputs, outcomes, strict=True):
             if isinstance(outcome, LoaderError):
                 counts.failure(outcome)
-                continue
-            counts.objects += 1
-            counts.input_bytes += content.size_bytes
-            counts.output_bytes += outcome.size_bytes
+            else:
+                counts.success(content.size_bytes, outcome.size_bytes)
         return outcomes
 
     async def _outcome(

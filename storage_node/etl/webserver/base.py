@@ -40,7 +40,10 @@ class Failed(Exception):
 
 
 class TransformServer(ABC):
-    """Base of all servers. One object serves many requests concurrently, in threads; its state must be thread-safe."""
+    """Base of all servers. One object serves many requests concurrently, in threads; its state must be thread-safe.
+
+    Without its web framework, a server cannot be created: MissingExtra.
+    """
 
     file_roots: Sequence[str | os.PathLike[str]] = ()
     """Folders whose files a request may name instead of sending bytes (`fqn`): the drives of this machine's nodes."""
@@ -82,9 +85,8 @@ class TransformServer(ABC):
                 transformed.
             workers: Number of processes, to run Python code in parallel. A process that dies is replaced.
 
-        Raises OSError if it cannot listen, MissingExtra if the web framework is not installed.
+        Raises OSError if it cannot listen.
         """
-        self._require_framework()
         with contextlib.closing(
             reserved(host, port) if workers > 1 else listening((host, port), family_of(host))
         ) as held:
@@ -107,7 +109,6 @@ class TransformServer(ABC):
     @contextlib.contextmanager
     def running(self, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
         """Serve from a thread of this process, for tests and notebooks; yields the address. Once per object."""
-        self._require_framework()
         with contextlib.closing(listening((host, port), family_of(host))) as listener:
             self.setup()
             thread = threading.Thread(target=self._serve, args=(listener,), name="transform-server", daemon=True)
@@ -122,10 +123,6 @@ class TransformServer(ABC):
     def _url(self, listener: socket.socket) -> str:
         host, port = listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    @abstractmethod
-    def _require_framework(self) -> None:
-        """Raise MissingExtra if the framework is not installed."""
 
     @abstractmethod
     def _serve(self, listener: socket.socket) -> None:

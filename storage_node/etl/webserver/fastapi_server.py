@@ -39,25 +39,21 @@ class FastAPIServer(TransformServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._require_framework()
         self.app = self._build_app()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="transform")
         self._server: Any = None
         self._stopped = False
 
-    def _require_framework(self) -> None:
+    def _build_app(self) -> fastapi.FastAPI:
         with needs("fastapi", "FastAPIServer"):
-            import fastapi  # noqa: F401
+            import fastapi
+            from starlette.responses import PlainTextResponse
         with needs("uvicorn", "FastAPIServer"):
             import uvicorn  # noqa: F401
         with needs("websockets", "FastAPIServer"):
             import websockets  # noqa: F401
-
-    def _build_app(self) -> fastapi.FastAPI:
-        with needs("fastapi", "FastAPIServer"):
-            import fastapi
         app = fastapi.FastAPI(title=type(self).__name__)
-        app.add_api_route(HEALTH_PATH, _health, response_class=_plain_text())
+        app.add_api_route(HEALTH_PATH, _health, response_class=PlainTextResponse)
         # Bypasses FastAPI's parameter parsing, which costs as much as the rest of a small request.
         app.router.add_route(TRANSFORM_PATH, self._transform, methods=["GET", "PUT"])
         app.router.add_websocket_route(WEBSOCKET_PATH, self._websocket)
@@ -96,10 +92,9 @@ class FastAPIServer(TransformServer):
         request = TransformRequest.of_headers(http_request.headers)
         if self.streams and http_request.method == "PUT":
             body: Iterator[bytes] = from_loop(http_request.stream())
-            reply = await in_thread(self._threads, answer, self, request, body)
         else:
             body = iter((await http_request.body(),))
-            reply = await in_thread(self._threads, answer, self, request, body)
+        reply = await in_thread(self._threads, answer, self, request, body)
         if isinstance(reply.body, bytes):
             return Response(reply.body, reply.status, reply.headers)
         return _streamed(each_in_thread(self._threads, reply.body), reply.status, reply.headers)
@@ -154,12 +149,6 @@ def _streamed(chunks: AsyncIterator[bytes], status: int, headers: dict[str, str]
 
 async def _health() -> str:
     return "running\n"
-
-
-def _plain_text() -> Any:
-    from starlette.responses import PlainTextResponse
-
-    return PlainTextResponse
 
 
 def exchange(

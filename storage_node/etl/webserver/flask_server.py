@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.extras import needs
 from storage_node.etl.webserver.answer import answer
-from storage_node.etl.webserver.base import TransformServer
+from storage_node.etl.webserver.http_server import PersistentHandler, ThreadedServer
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, TransformRequest
 
 if TYPE_CHECKING:
     import flask
 
-IDLE_S = 300.0
-"""Time after which an idle connection is closed."""
 
-
-class FlaskServer(TransformServer):
+class FlaskServer(ThreadedServer):
     """hpush and hpull with Flask. `app` may be passed to another WSGI server, as `gunicorn module:server.app`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._require_framework()
         self.app = self._build_app()
-        self._server: Any = None
-        self._stopped = False
-
-    def _require_framework(self) -> None:
-        with needs("flask", "FlaskServer"):
-            import flask  # noqa: F401
 
     def _build_app(self) -> flask.Flask:
         with needs("flask", "FlaskServer"):
@@ -52,7 +43,7 @@ class FlaskServer(TransformServer):
         app.add_url_rule(TRANSFORM_PATH, view_func=transform, methods=["GET", "PUT"])
         return app
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _server_on(self, listener: socket.socket) -> BaseServer:
         from werkzeug.serving import ThreadedWSGIServer
 
         class Server(ThreadedWSGIServer):
@@ -60,18 +51,7 @@ class FlaskServer(TransformServer):
                 """Ignore the error: the client has disconnected."""
 
         host, port = listener.getsockname()[:2]
-        self._server = Server(host, port, self.app, _handler(), fd=listener.fileno())
-        try:
-            if not self._stopped:
-                self._server.serve_forever(0.1)
-        finally:
-            self._server.server_close()
-
-    def stop(self) -> None:
-        """Stop. Returns when no more connections are accepted."""
-        self._stopped = True
-        if self._server is not None:
-            self._server.shutdown()
+        return Server(host, port, self.app, _handler(), fd=listener.fileno())
 
 
 def _chunks(stream: Any) -> Iterator[bytes]:
@@ -91,16 +71,10 @@ def _and_drained(output: Iterator[bytes], body: Iterator[bytes]) -> Iterator[byt
 
 
 def _handler() -> type[Any]:
-    """Return Werkzeug's handler with persistent connections. It would close the connection after each response; here
-    every request is read to its end."""
+    """Return Werkzeug's handler with persistent connections. Its own closes the connection after each response."""
     from werkzeug.serving import WSGIRequestHandler
 
-    class Handler(WSGIRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-        wbufsize = 1 << 16
-        timeout = IDLE_S
-
+    class Handler(PersistentHandler, WSGIRequestHandler):
         def run_wsgi(self) -> None:
             if self.path != TRANSFORM_PATH and self.command not in ("GET", "HEAD"):
                 self.close_connection = True  # a route of the author may have left some of the body unread
@@ -111,28 +85,9 @@ def _handler() -> type[Any]:
 
             output: Any = self.server.app(self.make_environ(), start_response)
             try:
-                self._send(started[0], started[1], output)
-            except Exception:
-                self.close_connection = True  # without its end, the client sees that the response was aborted
-                raise
+                self.send(int(started[0].partition(" ")[0]), started[1], output)
             finally:
                 output.close()
-
-        def _send(self, status: str, headers: list[tuple[str, str]], output: Iterable[bytes]) -> None:
-            code, _, reason = status.partition(" ")
-            self.send_response(int(code), reason)
-            for name, value in headers:
-                self.send_header(name, value)
-            chunked = code != "204" and all(name.lower() != "content-length" for name, _ in headers)
-            if chunked:
-                self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for chunk in output:
-                if chunk:
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
-                    self.wfile.flush()
-            self.wfile.write(b"0\r\n\r\n" if chunked else b"")
-            self.wfile.flush()
 
         def log(self, type: str, message: str, *args: object) -> None:
             """Log nothing: errors are logged where they occur."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseServer
 from typing import Any
 
 from storage_node.etl.webserver.answer import Answer, answer
@@ -18,34 +20,42 @@ IDLE_S = 300.0
 _LONGEST_LINE = 1 << 16
 
 
-class HTTPMultiThreadedServer(TransformServer):
-    """hpush and hpull with `http.server`."""
+class ThreadedServer(TransformServer):
+    """Base of the servers with a thread for each connection."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._server: _Server | None = None
+        self._server: BaseServer | None = None
         self._stopped = False
 
-    def _require_framework(self) -> None:
-        pass
+    @abstractmethod
+    def _server_on(self, listener: socket.socket) -> BaseServer:
+        """Return the server of a listening socket."""
 
     def _serve(self, listener: socket.socket) -> None:
-        handler = type("Handler", (_Handler,), {"transforms": self})
-        server = _Server(listener.getsockname(), handler, bind_and_activate=False)
-        server.socket.close()
-        server.socket = listener
-        self._server = server
+        self._server = self._server_on(listener)
         try:
             if not self._stopped:
-                server.serve_forever(0.1)
+                self._server.serve_forever(0.1)
         finally:
-            server.end_connections()
+            self._server.server_close()
 
     def stop(self) -> None:
         """Stop. Returns when no more connections are accepted."""
         self._stopped = True
         if self._server is not None:
             self._server.shutdown()
+
+
+class HTTPMultiThreadedServer(ThreadedServer):
+    """hpush and hpull with `http.server`."""
+
+    def _server_on(self, listener: socket.socket) -> BaseServer:
+        handler = type("Handler", (_Handler,), {"transforms": self})
+        server = _Server(listener.getsockname(), handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listener
+        return server
 
 
 class _Server(ThreadingHTTPServer):
@@ -72,20 +82,46 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore the error: the client has disconnected."""
 
-    def end_connections(self) -> None:
+    def server_close(self) -> None:
+        super().server_close()
         with self._lock:
             for connection in self._open:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RD)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    transforms: TransformServer
+class PersistentHandler(BaseHTTPRequestHandler):
+    """Handler that keeps connections open. Every request must be read to its end."""
+
     protocol_version = "HTTP/1.1"
-    server_version = "ais-loader"
     disable_nagle_algorithm = True
     wbufsize = 1 << 16
     timeout = IDLE_S
+
+    def send(self, status: int, headers: Iterable[tuple[str, str]], output: Iterable[bytes]) -> None:
+        """Send a response, in chunks unless a header has its length."""
+        self.send_response(status)
+        chunked = status != 204
+        for name, value in headers:
+            self.send_header(name, value)
+            chunked = chunked and name.lower() != "content-length"
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for chunk in filter(None, output):
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
+                self.wfile.flush()
+        except Exception:
+            self.close_connection = True  # without its end, the client sees that the response was aborted
+            raise
+        self.wfile.write(b"0\r\n\r\n" if chunked else b"")
+        self.wfile.flush()
+
+
+class _Handler(PersistentHandler):
+    transforms: TransformServer
+    server_version = "ais-loader"
 
     def do_GET(self) -> None:
         if self.path == HEALTH_PATH:
@@ -130,28 +166,10 @@ class _Handler(BaseHTTPRequestHandler):
         return chunk
 
     def _send(self, reply: Answer) -> None:
-        self.send_response(reply.status)
-        for name, value in reply.headers.items():
-            self.send_header(name, value)
-        if isinstance(reply.body, bytes):
-            if reply.status != 204:
-                self.send_header("Content-Length", str(len(reply.body)))
-            self.end_headers()
-            self.wfile.write(reply.body)
-        else:
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            try:
-                for chunk in reply.body:
-                    if chunk:
-                        self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-                        self.wfile.flush()
-            except Exception:
-                # Without its end, the client sees that the response was aborted.
-                self.close_connection = True
-                raise
-            self.wfile.write(b"0\r\n\r\n")
-        self.wfile.flush()
+        headers = dict(reply.headers)
+        if isinstance(reply.body, bytes) and reply.status != 204:
+            headers["Content-Length"] = str(len(reply.body))
+        self.send(reply.status, headers.items(), [reply.body] if isinstance(reply.body, bytes) else reply.body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: errors are logged where they occur."""

@@ -46,6 +46,11 @@ class StageCounts:
     def failed(self) -> int:
         return sum(self.failures.values())
 
+    def success(self, input_bytes: int, output_bytes: int) -> None:
+        self.objects += 1
+        self.input_bytes += input_bytes
+        self.output_bytes += output_bytes
+
     def failure(self, error: BaseException) -> None:
         count(self.failures, error.kind if isinstance(error, LoaderError) else "internal")
         self.errors.appendleft(error_text(error))

@@ -51,10 +51,8 @@ class Base(NamedTuple):
 ANY = Base()
 
 
-def base_of(entry: CatalogEntry | None, *, is_conditional: bool) -> Base:
-    """Return the base of a write that replaces this entry of the catalog, whose condition holds."""
-    if not is_conditional:
-        return ANY
+def base_of(entry: CatalogEntry | None) -> Base:
+    """Return the base of a conditional write that replaces this entry of the catalog, whose condition holds."""
     if entry is None:
         return Base(is_absent=True)
     metadata = entry.metadata

@@ -336,7 +336,7 @@ class WriteBack:
         if condition is None or not (condition.if_absent or condition.if_version):
             return ANY.encode()
         entry = await self._read(self._store.uploads.newest, bucket.uuid, name)
-        return base_of(entry, is_conditional=True).encode()
+        return base_of(entry).encode()
 
     async def deletion_mark(
         self, bucket: RemoteBucket, names: Sequence[str], condition: Condition | None, etag: str = ""

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ais_loader.errors import LoaderError, TransformExists, TransformNotFound
-from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.errors import LoaderError, TransformNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.registry.registry import Registry
 from storage_node.etl.values import Content, Origin, PutResult, ResultDestination, Spool
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
@@ -76,32 +76,6 @@ class Upper:
         return made
 
 
-class Records:
-    """Outlives the managers that use it, as drives do."""
-
-    view: ClusterView | None = None
-
-    def __init__(self) -> None:
-        self.kept: dict[str, pb.TransformJob] = {}
-
-    def jobs(self) -> Sequence[pb.TransformJob]:
-        return list(self.kept.values())
-
-    async def start(self, job: pb.TransformJob) -> None:
-        if job.name in self.kept and self.kept[job.name].state == pb.TransformJob.RUNNING:
-            raise TransformExists(f"job {job.name!r} is running")
-        self.kept[job.name] = job
-
-    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
-        for job in self.kept.values():
-            if job.uuid == job_uuid and job.state == pb.TransformJob.RUNNING:
-                job.state, job.problem = state, problem
-                job.counts.CopyFrom(counts)
-
-    async def delete(self, name: str) -> None:
-        del self.kept[name]
-
-
 class OneStore:
     """A store with the buckets "a" and "b"."""
 
@@ -109,7 +83,7 @@ class OneStore:
         self.store = Store.open([folder], mode="a")
         for bucket in ("a", "b"):
             self.store.create_bucket(bucket)
-        self.upper, self.records = Upper(), Records()
+        self.upper = Upper()
         self.spool = Spool(folder / "spool")
 
     def put(self, bucket: str, objects: dict[str, bytes]) -> None:
@@ -127,7 +101,8 @@ class OneStore:
         async def work(function: Callable[..., T], /, *arguments: Any) -> T:
             return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
-        manager = JobManager(b"n" * 16, OwnStore(self.store, work, self.spool), self.records, self.upper, workers=2)
+        own, registry = OwnStore(self.store, work, self.spool), Registry(self.store, work)
+        manager = JobManager(b"n" * 16, own, registry, self.upper, workers=2)
         task = asyncio.create_task(manager.run())
         try:
             yield manager

@@ -16,7 +16,7 @@ from ais_loader.errors import VersionConflict
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.transform_http import PutClaims, TransformHttp
-from storage_node.etl.values import Content, Origin, Spool
+from storage_node.etl.values import Content, Origin, PutResult, Spool
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, HTTPMultiThreadedServer, TransformServer
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig
@@ -87,13 +87,13 @@ class Owner:
     objects: dict[str, bytes] = field(default_factory=dict)
     claims: list[PutClaims] = field(default_factory=list)
 
-    async def put(self, claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
+    async def put(self, claims: PutClaims, chunks: AsyncIterator[bytes]) -> PutResult:
         data = b"".join([chunk async for chunk in chunks])
         if f"{claims.bucket}/{claims.name}" in self.objects and claims.extra.get("if_absent"):
             raise VersionConflict(f"{claims.bucket}/{claims.name} is there already")
         self.objects[f"{claims.bucket}/{claims.name}"] = data
         self.claims.append(claims)
-        return f"v{len(self.claims)}"
+        return PutResult(f"v{len(self.claims)}", len(data), crc32c(data))
 
 
 @contextlib.asynccontextmanager

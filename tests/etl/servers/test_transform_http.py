@@ -18,7 +18,7 @@ from storage_node.etl import signed_tokens
 from storage_node.etl.servers.stage import require_allowed
 from storage_node.etl.signed_tokens import SignedTokenRefused, signed, verified
 from storage_node.etl.transform_http import PutTarget, TransformHttp
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Origin, PutResult
 from tests.etl.servers.server_kit import HPULL, HPUSH, ORIGIN, WS, Owner, new_server, of_file, open_stage, run
 from tests.table import table
 
@@ -158,7 +158,7 @@ def test_a_result_that_breaks_off_is_told_so_to_whoever_writes_it() -> None:
             url = await side.start()
             ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
-            async def write(claims: Any, chunks: AsyncIterator[bytes]) -> str:
+            async def write(claims: Any, chunks: AsyncIterator[bytes]) -> PutResult:
                 try:
                     async for _ in chunks:
                         pass
@@ -166,7 +166,7 @@ def test_a_result_that_breaks_off_is_told_so_to_whoever_writes_it() -> None:
                     ended.set_result(error)
                     raise
                 ended.set_result(None)
-                return "1"
+                return PutResult("1", 0, 0)
 
             side.put_result = write
             for head in ("Content-Length: 9\r\n\r\n1234", "Transfer-Encoding: chunked\r\n\r\n4\r\n1234\r\n"):
