@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from storage_node.batch.gather.fragments import GatheredFragments
 from storage_node.cluster.coding import coded_objects, fragments, keeper
 from storage_node.cluster.coding.group_reader import GroupReader, Wanted
 from storage_node.cluster.coding.keeper import Keeper
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import TooFewCopies
 from storage_node.ops import status
 from storage_node.store.drive import ended_versions
+from storage_node.store.format import CatalogEntry
 from tests.coding.coded_kit import CodedCluster, SettableClock
 from tests.node.cluster_kit import BUCKET
 
@@ -244,3 +248,34 @@ def test_a_reader_that_knows_an_old_manifest_gets_the_old_bytes_or_none(tmp_path
                     else:
                         assert not isinstance(data, LoaderError), (count, slot.name)
                         assert bytes(data) == objects[slot.name][10:50_010], (count, slot.name)
+
+
+def test_denials_of_fragments_are_forgotten_as_deletions_are_and_those_of_objects_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deny, denied = WriteCoordinator.deny, dict[str, list[str]]()
+
+    async def noted(self: WriteCoordinator, replica_set: ReplicaSet, names: Sequence[str], raw_metadata: bytes) -> Any:
+        denied.setdefault(replica_set.bucket.name, []).extend(names)
+        return await deny(self, replica_set, names, raw_metadata)
+
+    monkeypatch.setattr(WriteCoordinator, "deny", noted)
+    with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5, tombstone_grace_s=2.0) as cluster:
+        [manifest] = cluster.put_coded(OBJECTS)
+
+        def left(bucket: str) -> list[CatalogEntry]:
+            stores = [cluster.store(number) for number in range(len(cluster.nodes))]
+            found = [one for store in stores for one in store.replicas.newest(bucket, denied[bucket])]
+            return [one for one in found if one is not None]
+
+        with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=60.0)) as client:
+            bucket = client.bucket(BUCKET)
+            bucket.deny(["s/03"], reason="order")
+            eventually(lambda: bucket.denied().is_purged)
+            eventually(lambda: cluster.companion in denied)
+            assert set(denied[cluster.companion]) < set(manifest.fragments)
+            eventually(lambda: not left(cluster.companion))
+            assert [one.is_denied for one in left(BUCKET)] == [True] * 3
+            assert bucket.denied().is_purged and not files_with(tmp_path, OBJECTS["s/03"])
+            others = [name for name in OBJECTS if name != "s/03"]
+            assert [bytes(item.data) for item in bucket.get_batch(others)] == [OBJECTS[name] for name in others]

@@ -7,6 +7,7 @@ Each object has bytes of its own, which are searched for in every file of the dr
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -18,11 +19,14 @@ import pytest
 from ais_loader import Client, ClusterOptions, EmbeddedOptions, Entry, Status, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import eventually, throwaway_folder
+from storage_node.store.files import segments
+from storage_node.store.files.segment_file import SegmentFile
 from storage_node.store.files.segment_format import HEAD_BYTES, STATE_BYTES, row_offset
 from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
 from tests.store.segment_kit import head_of
+from tests.store.snapshot_kit import reap
 from tests.store.store_kit import flip_a_byte
 from tests.table import table
 
@@ -99,6 +103,70 @@ def test_nothing_of_denied_objects_is_on_the_drives(folder: Path) -> None:
         assert {one.name for one in reader.bucket("b").denied().names} == set(denied)
 
 
+@pytest.mark.parametrize("punches", [True, False])
+def test_nothing_is_left_of_versions_that_were_replaced_or_deleted_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, punches: bool
+) -> None:
+    """Neither of their bytes nor of their metadata, also if the last version has none, or none is left."""
+
+    def cannot(*_: int) -> int:
+        segments.ctypes.set_errno(errno.EOPNOTSUPP)
+        return -1
+
+    if not punches:
+        monkeypatch.setattr(segments, "_fallocate", cannot)
+    denied = [name for name in NAMES if name.endswith(("1", "3", "4", "5"))]
+    with Store.open([folder]) as store:
+        store.create_bucket("b")
+
+        def put(names: Iterable[str], version: int, metadata: bool) -> list[object]:
+            staged = [
+                store.stage("b", name, [data_of(name, version)], metadata_of(name) if metadata else {}, grouped=True)
+                for name in names
+            ]
+            return list(store.commit_many(staged))
+
+        put(NAMES, 1, True)
+        put(NAMES[1::4], 2, False)
+        for name in NAMES[3::8]:
+            put([name], 2, False)
+        store.delete_many("b", NAMES[4::8])
+        reap(store)
+        store.snapshots.create("b", "kept")
+        put(NAMES[5::8], 3, False)
+        reap(store)
+        assert store.denied.deny("b", denied, "order") == [None] * len(denied)
+        for name in NAMES:
+            assert bool(left_on([folder], name)) == (name not in denied), name
+        found = put([*denied, "tiny-new", "page-new"], 2, True)
+        assert [type(one) for one in found[: len(denied)]] == [errors.ObjectDenied] * len(denied)
+        for name in [*NAMES, "tiny-new", "page-new"]:
+            assert bool(left_on([folder], name)) == (name not in denied), name
+    assert not check([folder], checksums=True).findings
+
+
+def test_nothing_is_left_of_a_version_that_was_being_freed_when_the_process_died(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Store.open([folder]) as store:
+        store.create_bucket("b")
+        for version, names in ((1, NAMES), (2, NAMES[::2])):
+            store.commit_many(
+                [store.stage("b", name, [data_of(name, version)], metadata_of(name), grouped=True) for name in names]
+            )
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentFile, "wipe", dies)  # the slots are marked as freed by then
+            with contextlib.suppress(errors.DriveFailed):
+                reap(store)
+    with Store.open([folder]) as store:
+        store.denied.deny("b", NAMES[::2], "order")
+        for name in NAMES:
+            assert bool(left_on([folder], name)) == (name not in NAMES[::2]), name
+
+
 def flip(file: Path, *places: int) -> None:
     for place in places:
         flip_a_byte(file, place)
@@ -168,6 +236,7 @@ def test_a_crash_in_a_takedown_leaves_all_or_none_of_it(folder: Path, point: str
     url = f"file://{folder / 'store'}"
     with connect(url, options=EmbeddedOptions(durability=durability)) as client:
         bucket = client.create_bucket("b")
+        bucket.put_many([(name, data_of(name, 2), metadata_of(name)) for name in NAMES])  # and nothing sees these
         fill(bucket)
         digest = bucket.head("page-05").digest
     program = f"""

@@ -10,9 +10,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ais_loader import ClusterOptions, connect, errors
+from ais_loader.transport.grpc.node_calls import NodeCalls
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
+from storage_node.cluster.replication.write_plan import PendingWrite
+from storage_node.context.errors import TooFewCopies
 from storage_node.services.contents import ContentsReplicaService
 from storage_node.services.replicas import ReplicaService
 from storage_node.store.format import Version
@@ -180,3 +185,39 @@ def test_while_objects_move_a_deletion_finds_what_only_the_former_owner_has(tmp_
 
 def _parsed(version: str) -> Version:
     return Version(*map(int, version.split(".")))
+
+
+def test_a_denial_is_tried_again_for_names_whose_owners_have_changed(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"n{at}" for at in range(6)]
+    put(cluster, names)
+    outdated, refused, asked = PendingWrite._outdated, {"n1": 2, "n4": 1}, list[tuple[str, ...]]()
+
+    def changed(self: PendingWrite, newest: ClusterView | None) -> errors.LoaderError | None:
+        if refused.get(self.name, 0) > 0:
+            refused[self.name] -= 1
+            return TooFewCopies(f"{self.name}: its owners have changed meanwhile; try again, nothing was changed")
+        return outdated(self, newest)
+
+    deny = NodeCalls.deny
+
+    def noted(self: NodeCalls, request: pb.DenyRequest) -> list[errors.LoaderError | None]:
+        asked.append(tuple(request.name))
+        return deny(self, request)
+
+    monkeypatch.setattr(PendingWrite, "_outdated", changed)
+    monkeypatch.setattr(NodeCalls, "deny", noted)
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=180.0)) as client:
+        bucket = client.bucket(BUCKET)
+        found = bucket.deny([*names, "never put"], reason="order")
+        assert [one.name for one in found.names] == ["n0", "n1", "n2", "n3", "n4", "n5", "never put"]
+        assert list(dict.fromkeys(asked)) == [(*names, "never put"), ("n1", "n4"), ("n1",)]
+        refused["n2"] = 1
+        assert bucket.allow(["n2", "n3"]) == 2
+        assert list(dict.fromkeys(asked))[3:] == [("n2", "n3"), ("n2",)]
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=0.0)) as impatient:
+        refused["n2"] = 1000
+        with pytest.raises(errors.NodeUnavailable, match="n2: its owners have changed meanwhile"):
+            impatient.bucket(BUCKET).deny(["n2", "n3"], reason="order")
+        assert {one.name for one in impatient.bucket(BUCKET).denied().names} == {*names, "never put"} - {"n2"}

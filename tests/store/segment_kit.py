@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from storage_node.store.files.segment_file import SegmentFile
 from storage_node.store.files.segment_format import (
     HEAD_BYTES,
     Head,
@@ -50,6 +51,12 @@ def states_in(file: Path, copy: int) -> list[int]:
     """What the first (0) or the second (1) copy of the index says."""
     head, data = _head_anywhere(file), file.read_bytes()
     return decode_states(data[(0, head.copy_at)[copy] + HEAD_BYTES :], head.slots).tolist()
+
+
+def identities_in(file: Path) -> list[bytes | None]:
+    """What either copy of the index says."""
+    with file.open("rb") as opened:
+        return SegmentFile(opened.fileno(), head_of(file), lambda _: None).identities()
 
 
 # -- a segment that much has happened to

@@ -308,22 +308,36 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
         tries = WriteTries()
+
+        def delete(node: NodeCalls, names: Sequence[str]) -> list[errors.LoaderError | None]:
+            return node.delete_names(bucket, names, tries)
+
+        return self._names_left(bucket, names, delete, tries, lambda error: isinstance(error, errors.DriveFull))
+
+    def _names_left(
+        self,
+        bucket: str,
+        names: Sequence[str],
+        call: Callable[[NodeCalls, Sequence[str]], list[errors.LoaderError | None]],
+        tries: WriteTries,
+        is_left: Callable[[errors.LoaderError | None], bool],
+    ) -> list[errors.LoaderError | None]:
+        """Make a call with names through any node that answers, and again with those that are left: whose error is."""
         results: list[errors.LoaderError | None] = [None] * len(names)
         left = list(range(len(names)))
 
-        def delete_left(node: NodeCalls) -> None:
-            done = node.delete_names(bucket, [names[at] for at in left], tries)
-            for at, result in zip(left, done, strict=True):
+        def call_with_left(node: NodeCalls) -> None:
+            for at, result in zip(left, call(node, [names[at] for at in left]), strict=True):
                 results[at] = result
-            left[:] = [at for at in left if isinstance(results[at], errors.DriveFull)]
+            left[:] = [at for at in left if is_left(results[at])]
             for at in left:
                 raise results[at]  # type: ignore[misc]
 
         try:
             with tries.raise_if_unknown():
-                self._any(self._checked(bucket, delete_left))
+                self._any(self._checked(bucket, call_with_left))
         except errors.LoaderError as error:
-            if isinstance(error, errors.Closed) or not any(isinstance(results[at], errors.DriveFull) for at in left):
+            if isinstance(error, errors.Closed) or not any(is_left(results[at]) for at in left):
                 raise  # no node has answered yet
             for at in left:
                 results[at] = error
@@ -332,8 +346,14 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
     def deny(
         self, bucket: str, names: Sequence[str], contents: Sequence[str], reason: str, *, allow: bool
     ) -> list[errors.LoaderError | None]:
-        request = contents_pb.DenyRequest(bucket=bucket, name=names, content=contents, reason=reason, allow=allow)
-        done = self._any(self._checked(bucket, lambda node: node.deny(request)))
+        """Deny or allow through any node that answers. Names whose owners have changed meanwhile are tried again."""
+
+        def deny(node: NodeCalls, names: Sequence[str]) -> list[errors.LoaderError | None]:
+            return node.deny(
+                contents_pb.DenyRequest(bucket=bucket, name=names, content=contents, reason=reason, allow=allow)
+            )
+
+        done = self._names_left(bucket, names, deny, WriteTries(), lambda error: error is not None and error.retryable)
         self.members.refresh(force=True)
         return done
 

@@ -91,15 +91,16 @@ def page_of(
     names = [name for name, _ in held]
     owners = owners_of(view, bucket, names)
     states = [State(entry.version, entry.is_tombstone, entry.size_bytes) for _, entry in held]
-    ripe = [_is_final(entry) and now_ns - entry.modified_ns > grace_s * 1e9 for _, entry in held]
+    ripe = [_is_final(bucket, entry) and now_ns - entry.modified_ns > grace_s * 1e9 for _, entry in held]
     evictable = [REMOTE_ETAG in entry.metadata for _, entry in held] if bucket.HasField("remote") else []
     return NamePage(names, states, owners, ripe, evictable)
 
 
-def _is_final(entry: CatalogEntry) -> bool:
-    """Whether it is a tombstone that may be forgotten: no denial, and not one that is still to be uploaded to remote
-    storage."""
-    return entry.is_tombstone and not entry.is_denied and not is_pending(entry.raw_metadata)
+def _is_final(bucket: pb.MapBucket, entry: CatalogEntry) -> bool:
+    """Whether it is a tombstone that may be forgotten: not one that is still to be uploaded to remote storage, and no
+    denial, except of a fragment: nobody writes another one under its name."""
+    is_kept = entry.is_denied and not bucket.coded_of
+    return entry.is_tombstone and not is_kept and not is_pending(entry.raw_metadata)
 
 
 def questions(page: NamePage, local: int, nodes: int) -> dict[int, list[str]]:

@@ -98,14 +98,14 @@ class RangeTable:
         columns[:, _OLDEST_NS], columns[:, _READ_S] = 2**64 - 1, now_s
         return cls(placement_of(view, bucket), len(view.nodes), starts, columns, set(), sum(map(len, starts)))
 
-    def add(self, view: ClusterView, copies: int, local: int, entries: Entries) -> None:
+    def add(self, view: ClusterView, bucket: pb.MapBucket, local: int, entries: Entries) -> None:
         """Add entries of a drive to a table that is being made. Raises StoreFormatError for a damaged value."""
         if any(len(head) != HEAD_BYTES for head in entries.heads):
             raise StoreFormatError("a catalog value ends within its head")
         ends = [bisect_right(entries.names, start) for start in self.starts[1:]]
         row = np.searchsorted(ends, np.arange(len(entries.names)), "right")
         drawn, heads = np.array(entries.hashes, np.uint64), np.frombuffer(b"".join(entries.heads), _HEAD)
-        owners = view.placement.owners(drawn, copies)
+        owners = view.placement.owners(drawn, bucket.copies)
         is_mine = (owners == local).any(axis=1)
         is_dead = heads["kind"] == _TOMBSTONE
         origin = heads["epoch"].astype(np.uint64) << np.uint64(32) | heads["node"]
@@ -113,7 +113,7 @@ class RangeTable:
         digests = mixed(drawn ^ mixed(heads["counter"] ^ mixed(origin)) + kinds)
         self.columns[:, _NAMES] += np.bincount(row, minlength=len(self.starts)).astype(np.uint64)
         self.columns[:, _STRAYS] += np.bincount(row[~is_mine], minlength=len(self.starts)).astype(np.uint64)
-        is_final = is_dead & (heads["epoch"] & DENIAL_BIT == 0)  # denials are never forgotten
+        is_final = is_dead & ((heads["epoch"] & DENIAL_BIT == 0) | bool(bucket.coded_of))  # see `plan._is_final`
         np.minimum.at(self.columns[:, _OLDEST_NS], row[is_final], heads["modified_ns"][is_final])
         cells = row[:, None] * self.columns.shape[1] + _FIXED + owners + np.where(is_mine, 0, self.nodes)[:, None]
         added = np.repeat(np.where(is_mine, digests, np.uint64(1)), owners.shape[1])
@@ -197,7 +197,7 @@ def ranges_of(
     }
     table = RangeTable.empty(view, bucket, [span[0], *sorted(ends - {span[1]})], now_s)
     for part in parts:
-        table.add(view, bucket.copies, local, part)
+        table.add(view, bucket, local, part)
     return table
 
 

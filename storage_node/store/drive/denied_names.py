@@ -2,14 +2,15 @@
 
 A denial is a tombstone (format.py), and everything that holds for tombstones holds for it. Its commit also adds a row
 that tells where the bytes of the name were, because nothing else knows afterwards. When the files and slots are gone,
-durably, the row gets the time. A crash in between leaves garbage keys, whose files the next start removes, and the row.
+durably, and the catalog's files, which have metadata of all versions, have been compacted, the row gets the time. A
+crash in between leaves garbage keys, whose files the next start removes, and the row.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -32,6 +33,7 @@ class DeniedNames:
         self._lock = threading.Lock()
         rows = [(fmt.OBJECT_PREFIX + key[1:], _decoded(value)) for key, value in catalog.scan(fmt.DENIAL_PREFIX)]
         self._keys = {key for key, _ in rows}
+        self._compacted = set[bytes]()  # guarded by _lock; the catalog's files have nothing of these any more
         self._pending = {key for key, row in rows if not row.purged_ns}  # guarded by _lock
 
     def note(
@@ -46,7 +48,7 @@ class DeniedNames:
             if entry is not None and entry.is_denied:
                 row = self._row(key)
                 row.copy.extend(self._copy(at, one) for at, one in gone if one.path and fmt.object_key_of(at) == key)
-                row.purged_ns = 0 if any(one.generation for one in row.copy) else time.time_ns()
+                row.purged_ns = 0
                 batch.put(fmt.denial_key(key), row.SerializeToString())
                 noted[key] = True
             elif self._keys and key in self._keys:
@@ -59,6 +61,7 @@ class DeniedNames:
             with self._lock:
                 (self._keys.add if is_denied else self._keys.discard)(key)
                 (self._pending.add if is_denied else self._pending.discard)(key)
+                self._compacted.discard(key)
 
     def _copy(self, key: bytes, entry: CatalogEntry) -> pb.DeniedCopy:
         copy = pb.DeniedCopy(size_bytes=entry.size_bytes, version=str(entry.version))
@@ -75,9 +78,13 @@ class DeniedNames:
         with self._lock:
             return set(self._pending)
 
-    def purged(self) -> None:
-        """Record which names have no file on the drive any more. Raises LoaderError."""
-        if not (pending := self.pending()):
+    def purged(self, compacted: Collection[bytes] = ()) -> None:
+        """Record which names have no file on the drive any more, and nothing in the catalog's files, which were
+        `compacted` for these. Raises LoaderError."""
+        with self._lock:
+            self._compacted |= self._pending.intersection(compacted)
+            pending = self._pending & self._compacted
+        if not pending:
             return
         failpoint("deny.purged")
         batch, done = WriteBatch(raw_mode=True), set[bytes]()
@@ -91,6 +98,7 @@ class DeniedNames:
         self._catalog.write(batch, sync=False, is_commit=False)
         with self._lock:
             self._pending -= done
+            self._compacted -= done
 
     def _row(self, key: bytes) -> pb.DeniedOnDrive:
         value = self._catalog.get(fmt.denial_key(key)) if key in self._keys else None

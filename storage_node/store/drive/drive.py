@@ -167,7 +167,7 @@ class Drive:
                     require_writable=self._use.require_writable,
                 )
                 if left := self._changes.denied.pending():
-                    self._changes.purge(rows=left)
+                    self._changes.purge(left)
                 self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self.sparse, self.faults)
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that shows this.

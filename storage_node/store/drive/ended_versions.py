@@ -104,6 +104,8 @@ class Ended(NamedTuple):
     kept: list[Retained]
     denied: Sequence[tuple[bytes, CatalogEntry]] = ()
     """Entries that denials have ended, with their keys. Their files are garbage that no reader may see again."""
+    names: Sequence[bytes] = ()
+    """Keys of the objects that are denied, also of those of which the drive has nothing any more."""
 
 
 class Retention:
@@ -138,7 +140,7 @@ class Retention:
         """Add to a commit what becomes of the entries that it ends, given as key, entry and end of each. Of the keys in
         `denied` nothing is kept, for no snapshot."""
         gone = [pair for key in denied for pair in self._unretained(batch, key)]
-        outcome = Ended([], [], gone)
+        outcome = Ended([], [], gone, denied)
         for key, entry, ended in ending:
             if denied and key in denied:
                 gone.append((key, entry))

@@ -409,20 +409,20 @@ class Transactions:
         """Process the files of what a commit has ended. No stripe is held."""
         self.retention.mark(ended.kept)
         self._garbage.defer_unlink(ended.dead)
-        if ended.denied:
+        if ended.names:
             failpoint("deny.committed")
             self._garbage.defer_unlink([entry for _, entry in ended.denied if entry.has_file], at_once=True)
             with contextlib.suppress(LoaderError):  # the denials stand; the upkeep, or the next start, goes on
-                self.purge(rows=[key for key, entry in ended.denied if entry.raw_metadata])
+                self.purge(ended.names)
 
-    def purge(self, rows: Collection[bytes] = ()) -> None:
-        """Remove the bytes that denials have ended from the drive, and what the catalog's files have of `rows`, and
-        record that. Raises LoaderError."""
+    def purge(self, keys: Collection[bytes]) -> None:
+        """Remove the bytes that denials have ended from the drive, and what the catalog's files have of any version of
+        these objects, and record that. Raises LoaderError."""
         self._garbage.reap(everything=True)
-        for prefix in {key[:1] for key in rows}:  # all objects are between a name and what snapshots see of it
-            of_prefix = [key for key in rows if key.startswith(prefix)]
-            self._catalog.compact(min(of_prefix), max(of_prefix) + b"\0")
-        self.denied.purged()
+        retained = [fmt.retained_prefix(fmt.bucket_of_key(key), fmt.name_of_key(key)) for key in keys]
+        for found, end in (keys, b"\0"), (retained, b"\xff"):  # between them are all objects, which need no rewrite
+            self._catalog.compact(min(found), max(found) + end)
+        self.denied.purged(keys)
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:

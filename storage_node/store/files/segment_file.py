@@ -10,10 +10,11 @@ location of the identity), and its identity. A part that is damaged in one copy 
 each part separately, so a segment with damage in both copies loses only the slots that are damaged in both. If neither
 copy has a valid part, the answer is None or UNKNOWN, never a guess.
 
-The states. Only states ever change. A state is 16 bytes, aligned so that it never spans two sectors, and is written in
-place, first in the first copy and then in the second. While an object ages, its state only increases: LIVE, the counter
-at which it ended, DEAD, FREED. When the copies differ, the greater valid state is therefore the newer one. Two
-operations decrease a state: taking back that an object has ended, and the doctor's `own`.
+The states. Only states change, and the identity of a slot that is freed, which becomes zeros. A state is 16 bytes,
+aligned so that it never spans two sectors, and is written in place, first in the first copy and then in the second.
+While an object ages, its state only increases: LIVE, the counter at which it ended, DEAD, FREED. When the copies
+differ, the greater valid state is therefore the newer one. Two operations decrease a state: taking back that an object
+has ended, and the doctor's `own`.
 
 Crashes. A process that dies before the first write has changed nothing. Between the two writes it leaves copies that
 differ in the states of some slots; readers take the greater one, and repair makes the copies equal. If an operation
@@ -21,9 +22,9 @@ decreased the state, readers still see the old state then. State writes are not 
 them, in one copy or in both.
 
 Repair. `mend` first merges in memory what the two copies know. Then it writes each copy, writes the head at the end,
-and syncs. Valid parts are rewritten with the same bytes, so a crash at any step loses nothing, and `mend` can be run
-again. A file truncated before the end of a living object is left alone: extending it would give it the right size again
-and hide the damage.
+and syncs. Valid parts are rewritten with the same bytes, and identities of freed slots with zeros, so a crash at any
+step loses nothing, and `mend` can be run again. A file truncated before the end of a living object is left alone:
+extending it would give it the right size again and hide the damage.
 
 Threads: a SegmentFile belongs to one. The caller ensures that no other thread writes the same segment meanwhile.
 """
@@ -45,6 +46,7 @@ from storage_node.store.files.segment_format import (
     DEAD,
     FREED,
     HEAD_BYTES,
+    PAGE_BYTES,
     ROW_BYTES,
     STATE_BYTES,
     UNALIGNED_BYTES,
@@ -202,16 +204,16 @@ class SegmentFile:
         for row in which:
             os.pwrite(self._fd, encode_state(state), at + ROW_BYTES * row)
 
-    def wipe(self, slots: Iterable[int], *, identities: bool) -> None:
-        """Overwrite the objects in these slots with zeros where punching holes leaves them: those that share pages.
-        With `identities` all of them, and their identities in both copies. Raises OSError."""
-        for slot in slots:
-            if (place := self._place(slot)) is None:
-                continue
-            if identities or place.size < UNALIGNED_BYTES:
-                os.pwrite(self._fd, bytes(place.size), place.offset)
-            for copy_at in self._copies_at if identities else ():
-                os.pwrite(self._fd, bytes(place.identity_bytes), copy_at + place.identity_at)
+    def wipe(self, slots: Iterable[int], *, whole: bool) -> None:
+        """Overwrite the identities of these slots with zeros in both copies, because a denial finds only the last
+        version of a name; and of their objects the bytes that punching holes leaves, or `whole` ones. Raises OSError.
+        """
+        size_bytes = os.fstat(self._fd).st_size  # a truncated file must not get its size back
+        for place in filter(None, map(self._place, slots)):
+            punched = 0 if whole or place.size < UNALIGNED_BYTES else place.size // PAGE_BYTES * PAGE_BYTES
+            spans = [(copy_at + place.identity_at, place.identity_bytes) for copy_at in self._copies_at]
+            for at, size in ((place.offset + punched, place.size - punched), *spans):
+                os.pwrite(self._fd, bytes(max(0, min(size, size_bytes - at))), at)
 
     # -- both copies
 
@@ -285,6 +287,8 @@ class SegmentFile:
                 copy[at : at + STATE_BYTES] = encode_state(state)
             if row is not None:
                 copy[at + STATE_BYTES : at + ROW_BYTES] = row[STATE_BYTES:]
+            if state == FREED and row is not None and place is not None:
+                identity = bytes(place.identity_bytes)  # one copy may still have it
             if row is not None and place is not None and identity is not None:
                 copy[place.identity_at : place.identity_at + place.identity_bytes] = identity
         return state == FREED or (state != UNKNOWN and identity is not None)

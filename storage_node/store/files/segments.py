@@ -126,7 +126,7 @@ class Segments:
                 # A copy-on-write file system needs free space even to overwrite, so the bytes are freed first.
                 mask = np.zeros(segment.slots, bool)
                 mask[list(slots)] = True
-                _punch_around(fd, segment, mask, slots)
+                punch(fd, holes_around(mask, slots, segment.place, segment.first_byte, segment.end))
                 segment.set_states(slots, FREED)
             freed = segment.states() == FREED
         if freed.all():
@@ -137,8 +137,7 @@ class Segments:
             return REMOVED
         # If a state could not be written, because the file is truncated, its bytes are not freed.
         gone = [slot for slot in slots if freed[slot]]
-        segment.wipe(gone, identities=durably)  # first: it would fill the holes
-        _punch_around(fd, segment, freed, gone)
+        _erase(fd, segment, freed, gone, whole=durably)
         if durably:
             os.fsync(fd)
             if len(gone) < len(slots) or any(segment.place(slot) is None for slot in gone):
@@ -261,17 +260,23 @@ def _is_untold(segment: SegmentFile, slot: int) -> bool:
     return state == UNKNOWN or (state not in _GONE and segment.identity(slot) is None)
 
 
-def _punch_around(fd: int, segment: SegmentFile, freed: npt.NDArray[np.bool_], slots: Iterable[int]) -> None:
-    punch(fd, holes_around(freed, slots, segment.place, segment.first_byte, segment.end))
+def _erase(fd: int, segment: SegmentFile, freed: npt.NDArray[np.bool_], slots: Sequence[int], *, whole: bool) -> None:
+    """Leave nothing of these slots, and free their pages. Raises OSError."""
+    segment.wipe(slots, whole=whole)  # first: it would fill the holes
+    if not punch(fd, holes_around(freed, slots, segment.place, segment.first_byte, segment.end)):
+        segment.wipe(slots, whole=True)
 
 
-def punch(fd: int, holes: Iterable[tuple[int, int]]) -> None:
-    """Punch holes into a file. If the file system cannot, the space is freed with the whole file. Raises OSError."""
+def punch(fd: int, holes: Iterable[tuple[int, int]]) -> bool:
+    """Punch holes into a file. Returns False if the file system cannot: the space is freed with the whole file. Raises
+    OSError."""
     for start, end in holes:
         if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, end - start):
             number = ctypes.get_errno()
             if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise OSError(number, os.strerror(number))
+            return False
+    return True
 
 
 def _generation(identity: bytes) -> int:
@@ -341,12 +346,8 @@ class SegmentDraft:
         index = self._index([FREED if is_freed else LIVE for is_freed in freed])
         for at in (0, self._head.copy_at):
             os.pwrite(self.file.fd, index, at)
-        places = list(zip(self._offsets, self._sizes, strict=True))
-        left_out = np.flatnonzero(freed).tolist()
-        punch(
-            self.file.fd,
-            holes_around(freed, left_out, places.__getitem__, self._head.index_bytes, self._head.copy_at),
-        )
+        segment = SegmentFile(self.file.fd, self._head, lambda _: None)
+        _erase(self.file.fd, segment, freed, np.flatnonzero(freed).tolist(), whole=False)
         return True
 
     def _index(self, states: Sequence[int]) -> bytes:

@@ -24,7 +24,7 @@ LARGE_BYTES = 64 << 20
 LEFT_SHARE = 20
 """An object above LARGE_BYTES must leave free as much as it takes beyond that, up to this fraction (one twentieth) of
 the drive. An endless upload is thus rejected while there is space for others, and its space is freed again."""
-_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR
 _PIECES_AT_ONCE = 1024
 """Maximum number of buffers per call (IOV_MAX)."""
 _COPIED_BYTES = 4 << 10

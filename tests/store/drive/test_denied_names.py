@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import InvalidRequest, ObjectDenied
+from ais_loader.errors import DriveFull, InvalidRequest, ObjectDenied
 from ais_loader.wire.denied import content_of
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
@@ -74,6 +74,28 @@ def test_a_takedown_rewrites_no_more_of_the_catalog_than_its_names(
     monkeypatch.setattr(drive_of(store).catalog, "compact", lambda *keys: ranges.append(keys))
     store.denied.deny(BUCKET, ["a"], "order")
     assert len(ranges) == 2 and all(first[:17] == last[:17] for first, last in ranges)
+
+
+def test_a_name_is_not_reported_as_purged_before_the_catalog_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def purged(store: Store) -> list[bool]:
+        return [bool(one.row.purged_ns) for one in store.denied.names(BUCKET)]
+
+    def full(*_: bytes) -> None:
+        raise DriveFull("no space left")
+
+    with store_at(tmp_path / "drive") as store:
+        put(store, "a", b"one", metadata={"speaker": "somebody"})
+        put(store, "a", b"two")
+        monkeypatch.setattr(drive_of(store).catalog, "compact", full)
+        assert store.denied.deny(BUCKET, ["a", "never put"], "order") == [None, None]
+        drive_of(store).reap(everything=True)
+        assert purged(store) == [False, False]
+    with store_at(tmp_path / "drive") as store:
+        assert purged(store) == [True, True]
+        files = [file for file in (tmp_path / "drive").rglob("*") if file.is_file()]
+        assert not [file for file in files if b"somebody" in file.read_bytes()]
 
 
 @pytest.mark.parametrize("group", [b"", bytes(16)])

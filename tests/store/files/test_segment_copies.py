@@ -24,6 +24,7 @@ from tests.store.segment_kit import (
     OBJECTS,
     assert_holds,
     head_of,
+    identities_in,
     lose_begin,
     lose_end,
     make,
@@ -185,8 +186,12 @@ def test_dropping_what_cannot_be_told_leaves_what_was_taken_back(tmp_path: Path)
 
 
 @pytest.mark.parametrize("copy", [0, 1])
-def test_a_crash_between_the_two_states_of_a_deletion_does_not_bring_it_back(tmp_path: Path, copy: int) -> None:
-    segment, now, seen = make(tmp_path)
+def test_a_crash_between_the_two_states_of_a_deletion_does_not_bring_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentFile, "wipe", lambda *_, **__: None)  # a power failure has undone it
+        segment, now, seen = make(tmp_path)
     for slot in (0, 4):
         overwrite(segment, (0, head_of(segment).copy_at)[copy] + row_offset(slot), encode_state(LIVE))
     rebuilt(tmp_path)
@@ -194,9 +199,23 @@ def test_a_crash_between_the_two_states_of_a_deletion_does_not_bring_it_back(tmp
     assert kinds(doctor.check([tmp_path])) == []  # a writer might be between the two
     doctor.repair([tmp_path])
     assert states_in(segment, 0) == states_in(segment, 1)
+    assert [at for at in range(6) if identities_in(segment)[at] is None] == [0, 4]
     (lose_begin, lose_end)[1 - copy](segment)
     rebuilt(tmp_path)
     assert_holds(tmp_path, now, seen)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_wiping_a_slot_of_a_truncated_segment_does_not_make_the_file_longer(tmp_path: Path, whole: bool) -> None:
+    with store_at(tmp_path) as store:
+        put_group(store, OBJECTS)
+        [segment] = object_files(tmp_path)
+        _, cut = store.locate(BUCKET, NAMES[3])
+    os.truncate(segment, cut.offset + 1)
+    with segment.open("r+b") as opened:
+        SegmentFile(opened.fileno(), head_of(segment), lambda _: None).wipe(range(2, 5), whole=whole)
+    assert [at for at in range(6) if identities_in(segment)[at] is None] == [2, 3, 4]
+    assert segment.stat().st_size == cut.offset + 1
 
 
 def test_a_file_that_was_cut_inside_an_object_is_not_made_longer_before_that_is_dropped(tmp_path: Path) -> None:
