@@ -26,7 +26,7 @@ def opened_batch(
     """See `Client.get_batch`."""
     _check_bucket(bucket)
     if bucket is not None and (names := plain_names(entries)) is not None:
-        return batch_of_names(transport, bucket, names, options, opaque=opaque)
+        return _batch(transport, names, requests_for_names(bucket, names, options), options, bucket, opaque=opaque)
     return _batch_of_entries(transport, to_entries(entries, bucket), options, opaque)
 
 
@@ -68,10 +68,11 @@ def _batch_of_entries(transport: Transport, parsed: list[Entry], options: BatchO
 
 
 def batch_of_names(
-    transport: Transport, bucket: str, names: Sequence[Any], options: BatchOptions, opaque: Any = None
+    transport: Transport, bucket: str, names: Sequence[Any], options: BatchOptions, versions: Sequence[str] = ()
 ) -> Batch:
-    """Open a batch of whole objects of one bucket, without an Entry for each."""
-    return _batch(transport, names, requests_for_names(bucket, names, options), options, bucket, opaque=opaque)
+    """Open a batch of whole objects of one bucket, without an Entry for each. With `versions` only these are accepted;
+    take the batch whole then, since its items do not tell them."""
+    return _batch(transport, names, requests_for_names(bucket, names, options, versions), options, bucket)
 
 
 def opened_long_batch(

@@ -15,6 +15,7 @@ from typing import Any, cast
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.opened_batch import batch_of_names
 from ais_loader.objects.range_table import RangeTable
 from ais_loader.training.number_batches import (
     are_entries,
@@ -147,9 +148,10 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def _begin(self, indices: Iterable[Any]) -> tuple[Batch, SampleParts | None]:
         entries = self._entries
         are_whole = self._decode is None and not (has_ranges(indices) or are_entries(indices))
-        if are_whole and isinstance(entries, EntryTable) and not entries.is_pinned:
-            bucket = self._client.get().bucket(entries.bucket)
-            return bucket.get_batch(entries.names(self._numbers(indices)), **self._options), None
+        if are_whole and isinstance(entries, EntryTable):
+            numbers, options = self._numbers(indices), batch_options("MapDataset", self._options)
+            transport, names = self._client.get()._transport, entries.names(numbers)
+            return batch_of_names(transport, entries.bucket, names, options, entries.versions(numbers)), None
         samples = self._samples(indices)
         parts = SampleParts.of(samples, None if are_entries(indices) else self._numbers(indices))
         return self._request(samples if parts is None else parts.entries), parts

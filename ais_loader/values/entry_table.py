@@ -127,6 +127,10 @@ class EntryTable(Sequence[Entry]):
         """Return the objects' names at these indices, 0 <= index < n. Raises StoreFormatError for a damaged file."""
         return self._names.at(indices)
 
+    def versions(self, indices: Iterable[int]) -> list[str]:
+        """Return the versions at these indices, as `names` does; none if the entries are not pinned."""
+        return [] if self._versions is None else self._versions.at(indices)
+
     def save(self, path: str | os.PathLike[str]) -> EntryTable:
         """Write the table to a file, and return the table that `open` returns for it.
 

@@ -196,14 +196,17 @@ def _set_transforms(request: pb.BatchRequest, entries: Sequence[Entry]) -> None:
         request.transform_index.append(at)
 
 
-def requests_for_names(bucket: str, names: Sequence[str], options: BatchOptions) -> list[pb.BatchRequest]:
-    """Build requests in the columnar short form: whole objects of one bucket."""
+def requests_for_names(
+    bucket: str, names: Sequence[str], options: BatchOptions, versions: Sequence[str] = ()
+) -> list[pb.BatchRequest]:
+    """Build requests in the columnar short form: whole objects of one bucket, in these versions if there are any."""
     require_many("names", names)
     requests = []
     for first in range(0, len(names), MAX_ENTRIES_PER_REQUEST):
         request = _request(first, options)
         request.bucket.append(bucket)
         _set_names(request, names[first : first + MAX_ENTRIES_PER_REQUEST])
+        _extend(request.version, "version", versions[first : first + MAX_ENTRIES_PER_REQUEST])
         requests.append(request)
     return requests
 

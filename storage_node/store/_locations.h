@@ -1,10 +1,10 @@
 /* Locations of objects: what a batch needs to know of each, found by name without Python objects.
  *
  * A StoredFile is a file that holds objects. A segment that is read without waiting for a drive is kept open, and
- * mapped after a while; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile, offset, size and
- * checksum, which it takes from catalog values. An object takes 40 to 45 bytes besides its key, and no Python object. A
- * full table forgets everything. Prefetching hides most of what a large table costs; see wave_announce. The contracts
- * are in drive/locations.py.
+ * mapped after a while; see _mapped_read.h. Locations is a hash table from catalog keys to StoredFile, offset, size,
+ * checksum and version, which it takes from catalog values. An object takes 48 to 53 bytes besides its key, and no Python
+ * object. A full table forgets everything. Prefetching hides most of what a large table costs; see wave_announce. The
+ * contracts are in drive/locations.py.
  *
  * A table is one mapping without pointers, of memory or of a file, which other processes map to read it; see
  * drive/shared_locations.py. Nothing in a file is taken for sound: positions are compared with the size of the mapping,
@@ -243,13 +243,14 @@ static PyType_Spec stored_file_spec = {
 enum { FIRST_ROWS = 768, FIRST_KEY_BYTES = 64 << 10 }; /* rows: three times a power of two */
 enum { FILE_BYTES = 192 };                             /* a StoredFile of its own, with its path */
 enum { TAG_BITS = 4, ROW_BITS = 32 - TAG_BITS, ROW_MASK = (1 << ROW_BITS) - 1 };
-enum { MAX_KEY_BYTES = UINT16_MAX, MAX_PATH_BYTES = 1024 };
+enum { MAX_KEY_BYTES = UINT16_MAX, MAX_PATH_BYTES = 1024, NODE_BITS = 20 };
 enum { HUGE_BYTES = 4 << 20 }; /* tables from this size on are in huge pages, where the system has them */
 #define NO_FILE UINT32_MAX
 
-struct location { /* half a cache line */
-    int64_t offset;
-    uint32_t size, checksum, key_at, hash;
+struct location {
+    uint64_t counter; /* of the version */
+    uint32_t origin;  /* its epoch above its node; 0 if they are larger */
+    uint32_t offset, size, checksum, key_at, hash;
     uint32_t file; /* its number; NO_FILE: removed */
     uint32_t sum;  /* CRC-32C of what is before, and of the key */
 };
@@ -261,7 +262,7 @@ struct head {
     uint64_t seed, row_room, key_room, drops;
 };
 enum { HEAD_BYTES = 4096 };
-static const char table_magic[8] = "AISLOC1";
+static const char table_magic[8] = "AISLOC2";
 
 /* A file of locations, in front of its path, among the keys. */
 struct file_record {
@@ -719,7 +720,9 @@ static int pair_step(Locations *self, void *with)
     if (file < 0)
         return -1;
     row.file = (uint32_t)file, row.hash = hash;
-    row.offset = (int64_t)stored->offset, row.size = (uint32_t)stored->size, row.checksum = stored->checksum;
+    row.offset = (uint32_t)stored->offset, row.size = (uint32_t)stored->size, row.checksum = stored->checksum;
+    const int fits = !(stored->epoch >> (32 - NODE_BITS) | stored->node >> NODE_BITS);
+    row.counter = stored->counter, row.origin = fits ? stored->epoch << NODE_BITS | stored->node : 0;
     row_store(self, slot, &row, pair->key, pair->key_bytes);
     return 0;
 }
@@ -733,7 +736,7 @@ static int add_stored(Locations *self, PyObject *key, PyObject *value, int repla
     struct pair pair = {PyBytes_AsString(key), (size_t)PyBytes_Size(key), stored, replace};
     if (pair.key_bytes > MAX_KEY_BYTES || value_bytes < sizeof *stored || stored->format != STORED_FORMAT
         || stored->kind != OBJECT_KIND || !stored->path_bytes || stored->size > MAX_LOCATED_BYTES
-        || stored->offset > (uint64_t)INT64_MAX - stored->size || stored->path_bytes > MAX_PATH_BYTES
+        || stored->offset > UINT32_MAX || stored->path_bytes > MAX_PATH_BYTES
         || value_bytes < sizeof *stored + stored->path_bytes + stored->writes_bytes
         || memchr(stored->path, 0, stored->path_bytes))
         return 0;
@@ -957,6 +960,7 @@ static void wave_announce(struct wave *wave, const Locations *table)
             const struct location *const row = &table->rows[number];
             if (!step) {
                 __builtin_prefetch(row);
+                __builtin_prefetch((const char *)(row + 1) - 1);
             } else if (row->hash == one->hash) {
                 __builtin_prefetch(table->keys + row->key_at);
                 __builtin_prefetch(table->keys + row->key_at + sizeof(uint16_t) + 63);
@@ -994,18 +998,19 @@ static int search_step(Locations *table, void *with)
 
 static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    enum { COLUMN_COUNT = 4 };
     static const struct {
         const char *name, *formats;
         Py_ssize_t item;
-    } kinds[COLUMN_COUNT] = {{"dirfds", "i", 4}, {"offsets", "lq", 8}, {"sizes", "lq", 8}, {"checksums", "I", 4}};
-    Py_buffer views[COLUMN_COUNT];
+    } kinds[] = {{"dirfds", "i", 4},    {"offsets", "lq", 8},  {"sizes", "lq", 8},
+                 {"checksums", "I", 4}, {"counters", "LQ", 8}, {"origins", "I", 4}};
+    const int columns = (int)nargs - 3;
+    Py_buffer views[6];
     struct wave wave;
     int opened = 0;
     PyObject *files = NULL;
     (void)module;
-    if (nargs != 7)
-        return PyErr_Format(PyExc_TypeError, "find takes 7 positional arguments, got %zd", nargs);
+    if (columns != 4 && columns != 6)
+        return PyErr_Format(PyExc_TypeError, "find takes 7 or 9 positional arguments, got %zd", nargs);
     if (!PyTuple_Check(args[0]) || !PyBytes_Check(args[1]) || !PyList_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "find takes a tuple of tables, bytes and a list of names");
     PyObject *const tables = args[0];
@@ -1018,7 +1023,7 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     if (!names)
         return NULL;
     const Py_ssize_t count = PyTuple_Size(names);
-    while (opened < COLUMN_COUNT) {
+    while (opened < columns) {
         if (location_column(args[3 + opened], &views[opened], kinds[opened].name, kinds[opened].formats,
                             kinds[opened].item, count) < 0)
             goto done;
@@ -1042,6 +1047,9 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
                 ((int64_t *)views[1].buf)[first + i] = one->row.offset;
                 ((int64_t *)views[2].buf)[first + i] = one->row.size;
                 ((uint32_t *)views[3].buf)[first + i] = one->row.checksum;
+                if (columns == 6)
+                    ((uint64_t *)views[4].buf)[first + i] = one->row.counter,
+                    ((uint32_t *)views[5].buf)[first + i] = one->row.origin;
             }
             PyList_SetItem(files, first + i, one->file ? (PyObject *)one->file : Py_NewRef(Py_None));
         }

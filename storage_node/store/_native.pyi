@@ -163,9 +163,11 @@ def find(
     sizes: npt.NDArray[Any],
     checksums: npt.NDArray[Any],
     /,
+    *versions: npt.NDArray[Any],
 ) -> list[StoredFile | None]:
     """Find the objects whose keys are `key_prefix` and the UTF-8 form of a name, in the first table that has each.
 
     Returns their n files and fills the columns, shape (n,). A file is None if the location is not known, or the name
-    has no UTF-8 form. The columns are not changed there.
+    has no UTF-8 form. The columns are not changed there. `versions`: none, or columns of the counters of versions,
+    uint64, and of their origins, uint32: the epoch above the 20 bits of the node, or 0 if it has no room for them.
     """

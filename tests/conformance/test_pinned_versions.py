@@ -90,3 +90,71 @@ def test_a_version_that_never_was_is_not_found(client: Client, bucket: Bucket) -
             bucket.get("a", version=version)
         [item] = client.get_batch([Entry(bucket.name, "a", version=version)], on_error="placeholder")
         assert item.status is Status.NOT_FOUND
+
+
+def test_a_mixed_batch_has_the_wanted_version_of_each_entry(client: Client, bucket_name: str) -> None:
+    bucket = client.create_bucket(bucket_name)
+    objects = {f"o{at:02}": f"{at:03} ".encode() * 700 for at in range(40)} | {"s.tar": packed_tar(MEMBERS)}
+    then = {name: bucket.put(name, data).version for name, data in objects.items()}
+    frozen = bucket.snapshot("v1").pinned
+    try:
+        now = {name: bucket.put(name, b"new " + objects[name]).version for name in ("o03", "o04", "o05")}
+        for name in ("o06", "s.tar"):
+            bucket.delete(name)
+        gone = Status.NOT_FOUND
+        wanted: list[tuple[Entry, bytes | Status]] = [
+            (Entry(bucket_name, "o01"), objects["o01"]),
+            (Entry(bucket_name, "o02", version=then["o02"]), objects["o02"]),
+            (Entry(bucket_name, "o03", version=then["o03"]), gone),
+            (Entry(bucket_name, "o03", version=now["o03"]), b"new " + objects["o03"]),
+            (Entry(bucket_name, "o03"), b"new " + objects["o03"]),
+            (Entry(frozen, "o03"), objects["o03"]),
+            (Entry(frozen, "o03", version=then["o03"]), objects["o03"]),
+            (Entry(frozen, "o04", version=now["o04"]), gone),
+            (Entry(frozen, "o05", start=3, length=100), objects["o05"][3:103]),
+            (Entry(bucket_name, "o05", start=3, length=100, version=then["o05"]), gone),
+            (Entry(bucket_name, "o07", ranges=((0, 4), (8, 4)), version=then["o07"]), objects["o07"][:4] * 2),
+            (Entry(frozen, "o06"), objects["o06"]),
+            (Entry(bucket_name, "o06", version=then["o06"]), gone),
+            (Entry(frozen, "s.tar", "b.wav"), MEMBERS["b.wav"]),
+            (Entry(frozen, "s.tar", "a.wav", version=then["s.tar"]), MEMBERS["a.wav"]),
+            (Entry(frozen, "none"), gone),
+        ]
+        items = list(client.get_batch([entry for entry, _ in wanted], on_error="placeholder"))
+        got = [item.tobytes() if item.ok else item.status for item in items]
+        assert got == [content for _, content in wanted]
+        for where in (bucket_name, frozen):  # whole objects of one bucket, which are found together
+            entries = [Entry(where, f"o{at:02}", version=then[f"o{at:02}"] if at % 3 else None) for at in range(40)]
+            items = list(client.get_batch(entries, on_error="placeholder"))
+            for entry, item in zip(entries, items, strict=True):
+                name, content = entry.name, objects[entry.name]
+                if where == bucket_name and (name == "o06" or (name in now and entry.version)):
+                    assert item.status is gone and isinstance(item.error, errors.ObjectNotFound), name
+                else:
+                    assert item.tobytes() == (b"new " if where == bucket_name and name in now else b"") + content, name
+            good = [item for item in items if item.ok]
+            assert len(good) == (40 if where == frozen else 37)
+            packed = client.get_batch([item.entry for item in good]).packed()
+            assert packed.values.tobytes() == b"".join(item.data for item in good)
+    finally:
+        bucket.delete_snapshot("v1")
+
+
+def test_members_of_pinned_shards_are_read_or_refused_one_by_one(client: Client, bucket: Bucket) -> None:
+    shards = {f"{at}.tar": {f"{member}.bin": bytes([at, member]) * 500 for member in range(6)} for at in range(3)}
+    then = {name: bucket.put(name, packed_tar(members)).version for name, members in shards.items()}
+    now = bucket.put("1.tar", packed_tar(dict.fromkeys(shards["1.tar"], b"new"))).version
+    entries = [
+        Entry(bucket.name, shard, member, version=version)
+        for member in ("4.bin", "0.bin", "none")
+        for shard, version in (("0.tar", then["0.tar"]), ("1.tar", then["1.tar"]), ("1.tar", now), ("2.tar", None))
+    ]
+    items = list(client.get_batch(entries, on_error="placeholder"))
+    for item in items:
+        entry = item.entry
+        if entry.version == then["1.tar"]:
+            assert isinstance(item.error, errors.ObjectNotFound) and "is gone" in str(item.error)
+        elif entry.member == "none":
+            assert isinstance(item.error, errors.MemberNotFound)
+        else:
+            assert item.tobytes() == (b"new" if entry.name == "1.tar" else shards[entry.name][entry.member or ""])

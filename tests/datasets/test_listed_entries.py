@@ -9,7 +9,7 @@ import pytest
 from datasets_kit import BUCKET, CORPUS, URLS, EntryPlan, contents
 from torch.utils.data import DataLoader
 
-from ais_loader import BatchLoader, Client, Item, MapDataset, errors
+from ais_loader import BatchLoader, Client, EntryTable, Item, MapDataset, errors
 from ais_loader.testing import throwaway_store
 
 NAMES = sorted(CORPUS)
@@ -85,6 +85,22 @@ def test_pinned_entries_are_of_the_versions_that_were_listed() -> None:
             assert dataset[1] == b"2"
             with pytest.raises(errors.ObjectNotFound):
                 dataset[0]
+
+
+def test_raw_samples_of_a_pinned_table_come_without_an_entry_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = {f"o{at}": b"%d" % at for at in range(9)}
+    with throwaway_store(objects, bucket="b") as client:
+        dataset = MapDataset(client, "ais://b/", pinned=True)
+        placeholders = MapDataset(client, "ais://b/", pinned=True, on_error="placeholder")
+        with monkeypatch.context() as patch:
+            patch.setattr(EntryTable, "__getitem__", None)
+            assert dataset.__getitems__([3, 1, 3]) == [b"3", b"1", b"3"]
+            assert dataset.begin([2, 8]).packed().values.tobytes() == b"28"
+        client.bucket("b").put("o3", b"new")
+        assert placeholders.__getitems__([1, 3, 5]) == [b"1", None, b"5"]
+        with pytest.raises(errors.ObjectNotFound, match=r"'o3': version .* is gone") as raised:
+            dataset.__getitems__([1, 3, 5])
+        assert raised.value.__notes__ == ["sample 3 of its dataset, ais://b/o3"]
 
 
 def test_what_cannot_be_meant_is_told_at_once(store: Client) -> None:

@@ -144,8 +144,9 @@ class Drive:
         self._followed: FollowedCommits | None = None
         self._followed_to = 0
         """Readers only: a number of commits that had ended before a catch-up; 0 before the first `follow`."""
-        self._begun = self._sequence = 0  # guarded by _catching_up, as is the next
-        """Readers only: commits that had begun before the last catch-up, and the catalog's last number after it."""
+        self._begun = self._ended = self._sequence = 0  # guarded by _catching_up, as is the next
+        """Readers only: commits begun and ended before the last catch-up, and the catalog's last number after it."""
+        self._reached = -1  # readers only: the highest cut of a snapshot for which it has caught up
         self._is_ahead = False
         """Readers only: whether locations came from a table that may be newer than the catalog as it was read."""
         if not writable:
@@ -236,17 +237,26 @@ class Drive:
 
     def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[CatalogEntry | None]:
         """Look up what a snapshot with this cut sees of each name."""
-        if not self.writable:
-            self._require_open()
-            self.catch_up()  # what is cached may be older than the snapshot
+        self._reach(cut)
         current = self.lookup(bucket_uuid, names)
         return [
             entry if entry is not None and entry.counter <= cut else find_retained(self.catalog, bucket_uuid, name, cut)
             for name, entry in zip(names, current, strict=True)
         ]
 
-    def locations(self) -> tuple[Locations, ...]:
-        """Return what is known of the locations of this drive's objects, at least as current as what `lookup` finds."""
+    def _reach(self, cut: int) -> None:
+        """Let a reader see every commit: what it has read may be older than a snapshot with this cut."""
+        followed = self._followed if self.catalog.is_open_here and cut <= self._reached else None
+        if self.writable or (followed is not None and followed.table and followed.numbers()[0] == self._ended):
+            return  # the writer publishes its commits, and there was none since
+        self._require_open()
+        self.catch_up()
+        self._reached = max(self._reached, cut)
+
+    def locations(self, cut: int | None = None) -> tuple[Locations, ...]:
+        """Return what is known of locations, at least as current as what `lookup` finds, or `lookup_at` a cut."""
+        if cut is not None:
+            self._reach(cut)
         self._follow(may_be_ahead=True)
         own = self._cache.locations
         if self.writable:
@@ -308,20 +318,20 @@ class Drive:
         # One at a time: who finds nothing new must not answer from what another thread is about to forget.
         with self._catching_up:
             seen = self.catalog.mark.latest
-            begun = self._begun_commits()
+            published = self._published_commits()
             if self.catalog.catch_up():
                 self._cache.forget()
-            self._begun, self._sequence, self._is_ahead = begun, self.catalog.sequence(), False
+            (self._begun, self._ended), self._sequence, self._is_ahead = published, self.catalog.sequence(), False
             self._seen, self._caught_up_at = seen, time.monotonic()
 
-    def _begun_commits(self) -> int:
-        """Return how many commits a writer of this host has begun; 0 if it publishes none."""
+    def _published_commits(self) -> tuple[int, int]:
+        """Return how many commits a writer of this host has begun, and ended; 0 if it publishes none."""
         if self._followed is None or not self._followed.is_there:
             self._followed = None
             with contextlib.suppress(OSError, ValueError):
                 if not self.catalog.path.stat().st_mode & OTHERS:
                     self._followed = FollowedCommits(self.catalog.path)
-        return 0 if self._followed is None else self._followed.numbers()[0]
+        return (0, 0) if self._followed is None else self._followed.numbers()
 
     def follow(self, refresh: Callable[[], object]) -> bool:
         """Make a reader see every commit that a writer of this host has acknowledged to anybody. Returns False if there

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from ais_loader.errors import (
     AccessDenied,
@@ -24,13 +25,14 @@ from ais_loader.errors import (
     ObjectDenied,
     StaleMap,
 )
-from ais_loader.wire.frame import EntryFault
+from ais_loader.wire.frame import U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.store.buckets import ObjectCoded, ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.locations import StoredFile, find
+from storage_node.store.drive.version_clock import MAX_COUNTER
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry, object_key
 from storage_node.store.pool.drive_set import DrivePlacement
@@ -40,10 +42,12 @@ from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.frame_plan import check_columns, check_range
 from storage_node.store.replica_state import not_found_message, stale_message, version_gone
 from storage_node.store.store import Store
+from storage_node.store.store_record import BucketRecord
 
 _Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
 """Errors of look-ups by position; None if there is no object."""
 _FEW = 128  # cached entries: looking up more costs more than a switch to a thread
+_MAX_LOCATED_BYTES, _NODE_BITS, _NODE_MASK = 4 << 20, 20, (1 << 20) - 1  # as in the tables of locations
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,11 @@ class BatchLookup:
 
     def locate(self, *, waits: bool, or_cached: bool = False) -> bool:
         """Find all entries in what is known of locations. Returns False if that is not enough, and for requests for
-        anything but whole objects of one bucket as they are now. With `waits`, locations that are not known are read
-        from the catalogs. With `or_cached`, a few are looked up instead if the catalog's are cached, and some coded."""
+        anything but whole objects of one bucket. With `waits`, locations that are not known are read from the catalogs,
+        and so are objects of a snapshot, or in a pinned version, that the locations have in another version. With
+        `or_cached`, a few are looked up instead if the catalog's are cached, and some coded."""
         request, table, drive_set = self._request, self.table, self._store.drive_set
-        if not table.n or len(request.bucket) != 1 or request.start or request.member or request.version:
+        if not table.n or len(request.bucket) != 1 or request.start or request.member:
             return False
         placement = drive_set.placement
         if request.resume_version or request.resume_offset or placement.moving or self._store.replicas.stale.any:
@@ -110,15 +115,15 @@ class BatchLookup:
         try:
             bucket = self._store.bucket(request.bucket[0])
             drives = {slot: drive_set.at(slot) for slot in placement.slots}
-            tables = [table for drive in drives.values() for table in drive.locations()]
+            tables = [table for drive in drives.values() for table in drive.locations(bucket.cut)]
         except LoaderError:
             return False  # the look-up of the entries says so for each
-        if bucket.cut is not None:
-            return False
-        columns = table.folders, table.start, table.sizes, table.checksum
+        is_fixed = bucket.cut is not None or len(request.version) > 0
+        versions = (~np.zeros(table.n, np.uint64), np.zeros(table.n, np.uint32)) if is_fixed else ()
+        columns = table.folders, table.start, table.sizes, table.checksum, *versions
         prefix = object_key(bucket.uuid_bytes, "")
         found = find(tuple(tables), prefix, table.names, *columns)
-        few = or_cached and None in found and table.n <= _FEW
+        few = or_cached and bucket.cut is None and None in found and table.n <= _FEW
         cached = [drive_set.cached(bucket.uuid_bytes, name, coded=True) for name in table.names] if few else [None]
         if all(cached) and any(one is not None and one[1].is_coded for one in cached):
             self._clear(0)
@@ -128,10 +133,38 @@ class BatchLookup:
             self._learn(placement, bucket.uuid_bytes, found)
             learned = [drive.learned for drive in drives.values()]
             found = find((*tables, *learned), prefix, table.names, *columns)
-        if None in found:
+        table.drives = drives
+        others = self._other_versions(bucket.cut, *versions) if is_fixed else [0] if None in found else []
+        if others and not (is_fixed and waits and self._locate_each(placement, bucket, found, others)):
             self._clear(0)
             return False
-        table.files, table.drives = cast("list[StoredFile]", found), drives
+        table.files = cast("list[StoredFile]", found)
+        return True
+
+    def _other_versions(self, cut: int | None, counters: npt.NDArray[np.uint64], origins: U32) -> list[int]:
+        """Return the positions of which no location is known, or that of another version than the wanted one."""
+        others = counters > (MAX_COUNTER if cut is None else cut)
+        if pins := self._request.version:
+            others |= [
+                pin != "" and (not origin or pin != f"{origin >> _NODE_BITS}.{counter}.{origin & _NODE_MASK}")
+                for pin, counter, origin in zip(pins, counters.tolist(), origins.tolist(), strict=True)
+            ]
+        return np.flatnonzero(others).tolist()
+
+    def _locate_each(
+        self, placement: DrivePlacement, bucket: BucketRecord, found: list[StoredFile | None], positions: list[int]
+    ) -> bool:
+        """Locate entries by what the catalogs say of each. Returns False if one of them needs another way to read."""
+        table, drives = self.table, self.table.drives.copy()
+        table.start[positions] = 0
+        missed = self._look_up_settled(placement, bucket.uuid_bytes, bucket.cut, positions)
+        if missed or table.status.any() or table.drives != drives:  # whose folders would be closed
+            return False
+        for position in positions:
+            entry = table.records[position]
+            if entry is None or entry.size_bytes > _MAX_LOCATED_BYTES or self._refused(position, entry):
+                return False
+            found[position] = StoredFile(table.paths[position], False)
         return True
 
     def _learn(self, placement: DrivePlacement, bucket_uuid: bytes, found: Sequence[StoredFile | None]) -> None:
@@ -152,19 +185,16 @@ class BatchLookup:
         table.paths = [file.path for file in table.files]
         table.files, table.shared_files = None, True
         self._clear(first)
-        positions = list(range(first, table.n))
-        bucket_name = self._request.bucket[0]
-        try:
-            bucket = self._store.bucket(bucket_name)
-        except (BucketNotFound, ReplicaStale, AccessDenied) as error:
-            self._fail_without_bucket(positions, error)
-        else:
-            self._look_up_bucket(bucket.uuid_bytes, bucket_name, bucket.cut, positions)
+        self.run(range(first, table.n))
 
     def _clear(self, first: int) -> None:
         table = self.table
-        for column in (table.folders, table.start, table.sizes, table.checksum):
+        for column in (table.folders, table.start, table.sizes, table.checksum, table.status):
             column[first:] = 0
+        table.kind[first:] = pb.STORED
+        table.records[first:] = [None] * (table.n - first)
+        table.coded.clear()
+        table.faults.clear()
 
     def _fail_without_bucket(self, positions: list[int], error: BucketNotFound | ReplicaStale | AccessDenied) -> None:
         status, kind = (pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE), error.kind
@@ -342,12 +372,14 @@ class BatchLookup:
         """Locate whole members of tars, one shard at a time. Returns their positions; all others are handled one by
         one."""
         table, request = self.table, self._request
-        if request.start or request.version or request.resume_version:
+        if request.start or request.resume_version:
             return set()
         by_shard: dict[bytes, list[int]] = {}
         for position in wanted:
             entry = table.records[position]
             if request.member[position] and entry is not None and not table.status[position]:
+                if request.version and self._refused(position, entry):
+                    continue
                 by_shard.setdefault(entry.path, []).append(position)
         found = [place for positions in by_shard.values() for place in self._located_in_shard(positions)]
         if not found:

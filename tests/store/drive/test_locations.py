@@ -153,7 +153,7 @@ def test_many_keys_are_those_of_a_dictionary() -> None:
     draw, table, expected = random.Random(7), Locations(3, LARGE), dict[str, tuple[bytes, int, int, int, int]]()
     for step in range(60):
         names = {f"{draw.randrange(20_000)}".rjust(draw.randrange(1, 90), "é") for _ in range(draw.randrange(900))}
-        rows = [(name, b"segments/00/segment.%d" % draw.randrange(9), draw.randrange(1, 1 << 40)) for name in names]
+        rows = [(name, b"segments/00/segment.%d" % draw.randrange(9), draw.randrange(1, 1 << 32)) for name in names]
         add(table, [(PREFIX + name.encode(), path + b"/0.1", at, at & 0xFFFF, step) for name, path, at in rows])
         expected |= {name: (path, 3, at, at & 0xFFFF, step) for name, path, at in rows}
         gone = draw.sample(sorted(expected), len(expected) // 10)
@@ -164,6 +164,28 @@ def test_many_keys_are_those_of_a_dictionary() -> None:
         draw.shuffle(asked)
         assert found((table,), asked) == [expected.get(name) for name in asked]
     assert len(table) == len(expected) > 4_000
+
+
+def test_versions_are_found_beside_locations() -> None:
+    table = Locations(1, LARGE)
+    versions = [(1, 2, 3), (0xFFF, (1 << 62) - 1, 0xFFFFF), (0x1000, 7, 1), (1, 8, 0x100000), ((1 << 32) - 1, 9, 5)]
+    for at, (epoch, counter, node) in enumerate(versions):
+        entry = CatalogEntry(epoch, counter, node, 10, at, 4, 0, b"00/00/f.%x" % at, b"")
+        assert table.add([PREFIX + b"%d" % at], [encode_entry(entry)], True, True)
+    names = [*map(str, range(len(versions))), "unknown"]
+    columns = [np.zeros(len(names), kind) for kind in (np.int32, np.int64, np.int64, np.uint32)]
+    counters, origins = np.full(len(names), 77, np.uint64), np.full(len(names), 88, np.uint32)
+    files = find((table,), PREFIX, names, *columns, counters, origins)
+    assert [file is not None for file in files] == [True] * len(versions) + [False]
+    assert counters.tolist() == [*(counter for _, counter, _ in versions), 77]
+    assert origins.tolist() == [1 << 20 | 3, 0xFFFFFFFF, 0, 0, 0, 88]  # the others have no room
+    assert table.add([PREFIX + b"0"], [value(b"00/00/f.9", 0, 1, 1)], True, True)  # version 1.2.3 again
+    find((table,), PREFIX, names, *columns, counters, origins)
+    assert (int(counters[0]), int(origins[0])) == (2, 1 << 20 | 3)
+    wrong = [(counters,), (origins, counters), (counters[:1], origins), (counters, origins, origins)]
+    for other in wrong:
+        with pytest.raises(TypeError):
+            find((table,), PREFIX, names, *columns, *other)
 
 
 def refused(*columns: Any) -> None:
@@ -186,7 +208,7 @@ NOT_KEPT = [
     b"",
     encode_entry(tombstone(Version(1, 2), 3)),
     value(b"p", 0, (4 << 20) + 1, 1),
-    value(b"p", (1 << 63) - 10, 11, 1),
+    value(b"p", 1 << 32, 11, 1),
     b"\3" + value(b"p", 0, 1, 1)[1:],
     value(b"p" * 40, 0, 1, 1)[:-50],
     value(b"p\0q", 0, 1, 1),
