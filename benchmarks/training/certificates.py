@@ -14,8 +14,12 @@ a fifth of reading, because the checksums of all objects are asked for, and veri
 The first run missed all but the state. Reading small objects of an embedded store takes so little time that whatever is
 done once for each object in Python costs as much: pinned entries, which are requested one by one, took three times as
 long, a certificate four times, and its check as long as the run. Snapshots were added then, as the cheaper way to fix
-versions; neither is free here. The wanted figures are for the state, which is all that is recorded, and against the
-certificate growing dearer.
+versions, with 2.2 times.
+
+Since locations have the version of each object, a batch of fixed versions finds all objects at once, compares versions
+as columns, and looks up only those that differ. Predicted for that: 1.05 for a snapshot, 1.3 for pinned entries, whose
+versions are sent as text. The wanted figures are for the state, which is all that is recorded, for fixed versions, and
+against the certificate growing dearer.
 """
 
 from __future__ import annotations
@@ -90,12 +94,12 @@ def main(objects: int, rounds: int, write: bool) -> None:
             loader.close()
     rows = ["| | processor time ÷ that of a run without | range | wanted |", "|---|---:|---:|---|"]
     reached = True
-    for name, most in ((STATES, 0.01), (SNAPSHOT, None), (PINNED, None), (CERTIFY, 10), (VERIFY, 2)):
+    for name, most in ((STATES, 0.01), (SNAPSHOT, 1.3), (PINNED, 1.5), (CERTIFY, 10), (VERIFY, 2)):
         ratios = [one / base for one, base in zip(found[name], found[PLAIN], strict=True)]
         middle = statistics.median(ratios)
-        good = most is None or middle <= most
+        good = middle <= most
         reached &= good
-        wanted = "" if most is None else f"{'reached' if good else 'MISSED'}: ≤ {most:g}"
+        wanted = f"{'reached' if good else 'MISSED'}: ≤ {most:g}"
         rows.append(f"| {name} | **{middle:.4f}** | {min(ratios):.4f} – {max(ratios):.4f} | {wanted} |")
     setting = f"{objects:,} objects of {OBJECT_BYTES >> 10} KiB, {steps} batches of {BATCH}, {rounds} rounds."
     text = page("Certificates of runs", str(__doc__), setting, "\n".join(rows)) + "\n"
