@@ -439,7 +439,8 @@ static int module_exec(PyObject *module)
         return -1;
     if (PyModule_AddIntConstant(module, "OPEN", FAIL_OPEN) < 0 || PyModule_AddIntConstant(module, "READ", FAIL_READ) < 0
         || PyModule_AddIntConstant(module, "SHORT", FAIL_SHORT) < 0
-        || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0)
+        || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0
+        || PyModule_AddIntMacro(module, MAX_LOCATED_BYTES) < 0 || PyModule_AddIntMacro(module, NODE_BITS) < 0)
         return -1;
     return 0;
 }

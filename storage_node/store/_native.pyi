@@ -16,6 +16,10 @@ OPEN: int
 READ: int
 SHORT: int
 CHECKSUM: int
+MAX_LOCATED_BYTES: int
+"""Size of the largest objects that `Locations` has."""
+NODE_BITS: int
+"""Of an origin, as `find` returns it, those of the node."""
 
 def announce(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int:
     """Make the kernel prefetch what is not in the page cache. Returns the number of bytes requested.

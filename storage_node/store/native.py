@@ -6,6 +6,8 @@ from ais_loader.extras import compiled
 
 with compiled("storage_node.store._native"):
     from storage_node.store._native import (
+        MAX_LOCATED_BYTES,
+        NODE_BITS,
         Locations,
         StoredFile,
         announce,
@@ -19,6 +21,8 @@ with compiled("storage_node.store._native"):
     )
 
 __all__ = [
+    "MAX_LOCATED_BYTES",
+    "NODE_BITS",
     "Locations",
     "StoredFile",
     "announce",

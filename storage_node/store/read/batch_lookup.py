@@ -35,6 +35,7 @@ from storage_node.store.drive.locations import StoredFile, find
 from storage_node.store.drive.version_clock import MAX_COUNTER
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry, object_key
+from storage_node.store.native import MAX_LOCATED_BYTES, NODE_BITS
 from storage_node.store.pool.drive_set import DrivePlacement
 from storage_node.store.read.batch_members import find_member, status_of
 from storage_node.store.read.batch_reader import FailureCode
@@ -47,7 +48,7 @@ from storage_node.store.store_record import BucketRecord
 _Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
 """Errors of look-ups by position; None if there is no object."""
 _FEW = 128  # cached entries: looking up more costs more than a switch to a thread
-_MAX_LOCATED_BYTES, _NODE_BITS, _NODE_MASK = 4 << 20, 20, (1 << 20) - 1  # as in the tables of locations
+_NODE_MASK = (1 << NODE_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +135,24 @@ class BatchLookup:
             learned = [drive.learned for drive in drives.values()]
             found = find((*tables, *learned), prefix, table.names, *columns)
         table.drives = drives
-        others = self._other_versions(bucket.cut, *versions) if is_fixed else [0] if None in found else []
-        if others and not (is_fixed and waits and self._locate_each(placement, bucket, found, others)):
+        if is_fixed:
+            others = self._other_versions(bucket.cut, *versions)
+            are_found = not others or (waits and self._locate_each(placement, bucket, found, others))
+        else:
+            are_found = None not in found
+        if not are_found:
             self._clear(0)
             return False
         table.files = cast("list[StoredFile]", found)
         return True
 
     def _other_versions(self, cut: int | None, counters: npt.NDArray[np.uint64], origins: U32) -> list[int]:
-        """Return the positions of which no location is known, or that of another version than the wanted one."""
+        """Return the positions of which no location is known, or that of another version than the wanted one. Versions
+        are compared as `Version` writes them."""
         others = counters > (MAX_COUNTER if cut is None else cut)
         if pins := self._request.version:
             others |= [
-                pin != "" and (not origin or pin != f"{origin >> _NODE_BITS}.{counter}.{origin & _NODE_MASK}")
+                pin != "" and (not origin or pin != f"{origin >> NODE_BITS}.{counter}.{origin & _NODE_MASK}")
                 for pin, counter, origin in zip(pins, counters.tolist(), origins.tolist(), strict=True)
             ]
         return np.flatnonzero(others).tolist()
@@ -162,7 +168,7 @@ class BatchLookup:
             return False
         for position in positions:
             entry = table.records[position]
-            if entry is None or entry.size_bytes > _MAX_LOCATED_BYTES or self._refused(position, entry):
+            if entry is None or entry.size_bytes > MAX_LOCATED_BYTES or self._refused(position, entry):
                 return False
             found[position] = StoredFile(table.paths[position], False)
         return True
