@@ -155,9 +155,9 @@ class ColdEntries(Generic[F]):
         for position, entry in entries.items():
             self._positions.setdefault(entry, []).append(position)
         self._arriving: dict[int, ArrivingPart] = {}
-        self._throttled = tier.backends.throttled - tier.backends.are_backing_off
-        """Less than the tier's number once this batch waits for a host that throttles, which it may have begun before:
-        objects are fetched ahead."""
+        self._throttled = tier.backends.throttled
+        self._is_behind = tier.backends.are_backing_off
+        """Whether a host throttled before this batch began: objects are fetched ahead."""
         self._fetches: dict[ColdEntry, F] = {}
         for entry in self._positions:
             fetch = self._fetches[entry] = begin(entry.fetch(tier))
@@ -173,7 +173,7 @@ class ColdEntries(Generic[F]):
         try:
             yield
         finally:
-            is_throttled = self._tier.backends.throttled > self._throttled
+            is_throttled = self._is_behind or self._tier.backends.throttled > self._throttled
             waits.spent_s["throttle" if is_throttled else "cloud"] += time.perf_counter() - began_s
 
     def next_cold(self) -> int:
