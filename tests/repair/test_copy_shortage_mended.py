@@ -99,7 +99,7 @@ def test_objects_with_too_few_copies_are_counted_while_nobody_can_take_the_rest(
 def test_a_drive_whose_folder_is_removed_is_missing_at_once_and_its_objects_are_copied_elsewhere(
     tmp_path: Path,
 ) -> None:
-    with (  # a pass tries again what did not succeed at once, on a busy machine
+    with (  # a pass finds what a busy node was not told of: `left_short` gives up then
         drive_cluster(tmp_path, buckets={BUCKET: 2}, drive_grace_s=NEVER_S, repair_interval_s=10.0) as cluster,
         connect(cluster.url) as client,
     ):

@@ -412,7 +412,7 @@ class Transactions:
         if ended.names:
             failpoint("deny.committed")
             self._garbage.defer_unlink([entry for _, entry in ended.denied if entry.has_file], at_once=True)
-            with contextlib.suppress(LoaderError):  # the denials stand; the upkeep, or the next start, goes on
+            with contextlib.suppress(LoaderError):  # the denials stand; the next start goes on
                 self.purge(ended.names)
 
     def purge(self, keys: Collection[bytes]) -> None:
