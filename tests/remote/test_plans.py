@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,12 @@ def expected_keys(client: Client) -> list[int]:
     transport: Any = client._transport
     members = transport.members
 
-    def of(node: Any) -> int:
-        expected = list[int]()
+    def of(node: Any) -> list[int]:
+        with contextlib.suppress(errors.NodeUnavailable):
+            return [members.calls(node).remote_usage().expected_keys]
+        return []
 
-        def is_told() -> bool:
-            with contextlib.suppress(errors.NodeUnavailable):
-                expected.append(members.calls(node).remote_usage().expected_keys)
-            return bool(expected)
-
-        eventually(is_told)
-        return expected[0]
-
-    return [of(node) for node in members.anybody()]
+    return [eventually(partial(of, node))[0] for node in members.anybody()]
 
 
 def new_bucket(client: Client, remote_bucket: RemoteBucket) -> Bucket:

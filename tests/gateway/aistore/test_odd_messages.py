@@ -13,6 +13,7 @@ from tests.table import table
 
 HALF = "\ud800"
 """Half of a surrogate pair, which JSON can name and UTF-8 cannot."""
+TO = {"name": "to"}
 TARGET = {"name": "b", "provider": 1}
 
 
@@ -55,6 +56,8 @@ def test_parts_of_uploads_are_in_no_group(
     [
         ("POST", "buckets/{}", {"action": "copy-listrange", "value": {"objnames": ["k"], "tobck": TARGET}}),
         ("PUT", "buckets/{}", {"action": "archive", "value": {"objnames": ["k"], "archname": "a", "tobck": TARGET}}),
+        ("POST", "buckets/{}", {"action": "copy-listrange", "value": {"objnames": ["k"], "tobck": TO, "dry_run": 0}}),
+        ("POST", "buckets/{}", {"action": "copy-listrange", "value": {"objnames": ["k"], "tobck": TO, "prepend": 0}}),
         ("POST", "objects/{}/later?uploadId=ID", {"action": "mpt-complete", "value": 1}),
         ("POST", "objects/{}/later?uploadId=ID", {"action": "mpt-complete", "value": True}),
         ("POST", "objects/{}/later?uploadId=ID", {"action": "mpt-complete", "value": {"part-number": 1}}),
