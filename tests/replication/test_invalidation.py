@@ -21,6 +21,8 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication import invalidation
 from storage_node.cluster.replication.commit import CommitProtocol, SnapshotBarrier
+from storage_node.cluster.replication.invalidation import InvalidationOutbox
+from storage_node.cluster.replication.lease_keeper import ReadLeases
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 
@@ -112,6 +114,54 @@ def test_a_node_that_refuses_the_call_was_not_told(tmp_path: Path, monkeypatch: 
         writer.put(name, NEW)
         assert said(cluster, 1, name) == DOUBT
         assert refused == [name] * 4
+
+
+@pytest.mark.slow
+def test_a_write_that_a_node_misses_while_it_is_noted_that_it_was_told_of_all_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting, go_on = threading.Event(), threading.Event()
+    note = ReadLeases.note_caught_up
+
+    async def slowly(leases: ReadLeases, node_uuid: bytes) -> None:
+        noting.set()
+        await asyncio.to_thread(go_on.wait, TIMEOUT_S)
+        await note(leases, node_uuid)
+
+    def fail(_: object) -> object:
+        raise RuntimeError("a commit that fails in an unforeseen way")
+
+    kept, keep = set[str](), InvalidationOutbox._keep
+
+    def noted(outbox: InvalidationOutbox, endpoint: str, bucket: tuple[str, bytes], versions: dict[str, Any]) -> Any:
+        line = keep(outbox, endpoint, bucket, versions)
+        kept.update(versions)
+        return line
+
+    monkeypatch.setattr(InvalidationOutbox, "_keep", noted)
+    monkeypatch.setattr(ReadLeases, "note_caught_up", slowly)
+    with (
+        LocalCluster(tmp_path, 3, copies=2, linked=True, repair_interval_s=600.0, read_lease_s=120.0) as cluster,
+        Writer(cluster.nodes[0].url) as writer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        hold_fetching(cluster, monkeypatch)
+        first, second, third = (
+            name_with(cluster, lambda owners: owners == [0, 1], prefix) for prefix in ("first", "second", "third")
+        )
+        for name in (first, second, third):
+            writer.put(name, OLD)
+        monkeypatch.setattr(cluster.batches(1).node.store, "commit_many", fail)
+        try:
+            writer.put(first, NEW)
+            assert noting.wait(TIMEOUT_S)
+            cluster.links[2].refuse()  # nobody else tells it
+            writing = pool.submit(writer.put, second, NEW)
+            eventually(lambda: second in kept)
+        finally:
+            go_on.set()
+        writing.result(TIMEOUT_S)
+        assert [said(cluster, 1, name) for name in (first, second, third)] == [DOUBT, DOUBT, OLD]
 
 
 @pytest.mark.slow

@@ -225,11 +225,15 @@ class InvalidationOutbox:
     async def _deliver(self, endpoint: str, line: _NodeQueue) -> None:
         """Deliver everything kept for one node, with retries."""
         stub = ais_replica_pb2_grpc.RepairStub(self._channels.to(endpoint))
-        failed = False
+        failed = is_noted = False
         taught: set[Bucket] = set()
         try:
-            while (line.kept or line.is_incomplete) and self._is_member(endpoint):
+            while (line.kept or line.is_incomplete or not is_noted) and self._is_member(endpoint):
                 line.is_failing = failed
+                if is_noted := not line.kept and not line.is_incomplete:
+                    if (node := self.leases.member(endpoint)) is not None:
+                        await self.leases.note_caught_up(node.uuid)  # what is kept meanwhile is delivered next
+                    continue
                 if not line.kept:
                     await asyncio.sleep(_PAUSE_S)
                     continue
@@ -278,13 +282,12 @@ class InvalidationOutbox:
                 line.is_failing = failed
                 line.changed.set()
                 line.changed = asyncio.Event()
-            node = self.leases.member(endpoint)
-            if node is not None and not line.kept:
-                await self.leases.note_caught_up(node.uuid)
-        finally:
-            line.kept.clear()
-            line.changed.set()
+            line.kept.clear()  # of a node that the map has no longer
             del self._lines[endpoint]
+        finally:
+            line.task = None
+            line.changed.set()
+            line.changed = asyncio.Event()
 
     async def close(self) -> None:
         tasks = [line.task for line in self._lines.values() if line.task is not None]
