@@ -57,8 +57,10 @@ class DrivePool:
     def states(self) -> list[DriveState]:
         """Return the drives' states in the order of the store record. Raises Closed."""
         self._drives.require_open()
-        retiring = self._record.current.retiring
-        return [drive_state(slot, retiring=slot.uuid in retiring) for slot in self._drives.rows()]
+        slots, record = self._drives.rows(), self._record.current  # in this order: a drive may leave in between
+        return [
+            drive_state(slot, retiring=slot.uuid in record.retiring) for slot in slots if slot.uuid in record.drives
+        ]
 
     # -- coming
 

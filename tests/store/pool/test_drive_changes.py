@@ -239,6 +239,18 @@ def test_a_retired_drive_leaves_and_its_folder_says_so(store: Store, roots: list
     assert_sound(*roots)
 
 
+def test_a_drive_that_leaves_at_this_moment_is_not_said_to_be_active(store: Store) -> None:
+    first, seen = store.record.current.drives[0], list[str]()
+
+    def look() -> None:
+        seen.extend(state.status for state in store.pool.states() if state.uuid == first)
+
+    store.record.watches |= {look}
+    store.pool.retire_drive(first)
+    move_all(store)
+    assert first not in store.record.current.drives and set(seen) == {"retiring"}
+
+
 def test_several_drives_retire_at_once_and_one_is_reinstated(store: Store, roots: list[Path], tmp_path: Path) -> None:
     added = [store.pool.add_drive(tmp_path / name) for name in ("c", "d")]
     move_all(store)
