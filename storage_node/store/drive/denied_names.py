@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -34,7 +34,8 @@ class DeniedNames:
         rows = [(fmt.OBJECT_PREFIX + key[1:], _decoded(value)) for key, value in catalog.scan(fmt.DENIAL_PREFIX)]
         self._keys = {key for key, _ in rows}
         self._compacted = set[bytes]()  # guarded by _lock; the catalog's files have nothing of these any more
-        self._pending = {key for key, row in rows if not row.purged_ns}  # guarded by _lock
+        self._pending = {key: object() for key, row in rows if not row.purged_ns}  # guarded by _lock
+        """Names whose bytes or metadata may still be on the drive, each with an object for its last denial."""
 
     def note(
         self,
@@ -60,7 +61,9 @@ class DeniedNames:
         for key, is_denied in noted.items():
             with self._lock:
                 (self._keys.add if is_denied else self._keys.discard)(key)
-                (self._pending.add if is_denied else self._pending.discard)(key)
+                self._pending.pop(key, None)
+                if is_denied:
+                    self._pending[key] = object()
                 self._compacted.discard(key)
 
     def _copy(self, key: bytes, entry: CatalogEntry) -> pb.DeniedCopy:
@@ -73,17 +76,23 @@ class DeniedNames:
         copy.kind += " of a snapshot" if key.startswith(fmt.RETAINED_PREFIX) else ""
         return copy
 
-    def pending(self) -> set[bytes]:
-        """Return the object keys whose bytes may still be on the drive."""
+    def pending(self) -> list[bytes]:
+        """Return the object keys of which something may still be on the drive."""
         with self._lock:
-            return set(self._pending)
+            return list(self._pending)
 
-    def purged(self, compacted: Collection[bytes] = ()) -> None:
-        """Record which names have no file on the drive any more, and nothing in the catalog's files, which were
-        `compacted` for these. Raises LoaderError."""
+    def uncompacted(self) -> dict[bytes, object]:
+        """Return the object keys of which the catalog's files may have something, for `purged`."""
         with self._lock:
-            self._compacted |= self._pending.intersection(compacted)
-            pending = self._pending & self._compacted
+            return {key: denial for key, denial in self._pending.items() if key not in self._compacted}
+
+    def purged(self, compacted: Mapping[bytes, object]) -> None:
+        """Record which names have no file on the drive any more, and nothing in the catalog's files. Those of
+        `compacted` have been compacted since they were `uncompacted`. Raises LoaderError."""
+        with self._lock:
+            # What has been denied anew meanwhile is compacted anew.
+            self._compacted |= {key for key, denial in compacted.items() if self._pending.get(key) is denial}
+            pending = set(self._compacted)
         if not pending:
             return
         failpoint("deny.purged")
@@ -97,7 +106,8 @@ class DeniedNames:
                 done.add(key)
         self._catalog.write(batch, sync=False, is_commit=False)
         with self._lock:
-            self._pending -= done
+            for key in done:
+                del self._pending[key]
             self._compacted -= done
 
     def _row(self, key: bytes) -> pb.DeniedOnDrive:

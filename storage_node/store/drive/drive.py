@@ -167,8 +167,7 @@ class Drive:
                     clock=self._clock,
                     require_writable=self._use.require_writable,
                 )
-                if left := self._changes.denied.pending():
-                    self._changes.purge(left)
+                self._changes.purge()
                 self._compaction = SegmentCompaction(self.catalog, self.files, self._changes, self.sparse, self.faults)
             except BaseException:
                 # Not close(): a drive that could not be recovered keeps the mark that shows this.
@@ -571,10 +570,11 @@ class Drive:
     # -- the end of things
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files whose grace period is over, or all of them. Returns how many. Raises LoaderError."""
+        """Remove dead files whose grace period is over, or all of them, and what denials have left. Returns how many
+        files. Raises LoaderError."""
         self._require_writable()
         reaped = self._garbage.reap(everything=everything)
-        self._changes.denied.purged()
+        self._changes.purge()
         return reaped
 
     def due_in_s(self) -> float | None:
@@ -599,7 +599,7 @@ class Drive:
             raise drive_error(error, self.root, "looking for sparse segments") from error
 
     def _make_room(self) -> bool:
-        return self.reap(everything=True) > 0
+        return self._garbage.reap(everything=True) > 0
 
     def refuse(self, why: str) -> None:
         """Begin nothing on this drive from now on: every operation raises DriveFailed."""

@@ -246,6 +246,7 @@ class Transactions:
         self.retention = Retention(files, catalog)
         self.deletions = DeletionLog(catalog)
         self.denied = DeniedNames(files, catalog)
+        self._purging = threading.RLock()
         self.stripes = Stripes()
         self.journal = UploadJournal(catalog, files, cache, self.stripes.of, require_writable, sync=sync)
         self.usage = BucketUsage(catalog, self.stripes.number, self.stripes.all, sync=sync)
@@ -411,18 +412,23 @@ class Transactions:
         self._garbage.defer_unlink(ended.dead)
         if ended.names:
             failpoint("deny.committed")
-            self._garbage.defer_unlink([entry for _, entry in ended.denied if entry.has_file], at_once=True)
-            with contextlib.suppress(LoaderError):  # the denials stand; the next start goes on
+            with self._purging, contextlib.suppress(LoaderError):  # the denials stand; `Drive.reap` goes on
+                self._garbage.defer_unlink([entry for _, entry in ended.denied if entry.has_file], at_once=True)
                 self.purge(ended.names)
 
-    def purge(self, keys: Collection[bytes]) -> None:
+    def purge(self, names: Collection[bytes] = ()) -> None:
         """Remove the bytes that denials have ended from the drive, and what the catalog's files have of any version of
-        these objects, and record that. Raises LoaderError."""
-        self._garbage.reap(everything=True)
-        retained = [fmt.retained_prefix(fmt.bucket_of_key(key), fmt.name_of_key(key)) for key in keys]
-        for found, end in (keys, b"\0"), (retained, b"\xff"):  # between them are all objects, which need no rewrite
-            self._catalog.compact(min(found), max(found) + end)
-        self.denied.purged(keys)
+        these objects and of those for which that has failed before, and record that. Raises LoaderError."""
+        with self._purging:
+            left = self.denied.uncompacted()
+            if keys := {*names, *left}:
+                self._garbage.reap(everything=True)
+                retained = [fmt.retained_prefix(fmt.bucket_of_key(key), fmt.name_of_key(key)) for key in keys]
+                for found, end in (keys, b"\0"), (retained, b"\xff"):  # between them are all objects: no rewrite
+                    self._catalog.compact(min(found), max(found) + end)
+            if pending := self.denied.pending():
+                with self.stripes.of(pending):
+                    self.denied.purged(left)
 
     def _require_buckets(self, names: Iterable[tuple[bytes, str]]) -> None:
         if self.dead_buckets:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ais_loader.errors import DriveFull, InvalidRequest, ObjectDenied
+from ais_loader.testing import eventually
 from ais_loader.wire.denied import content_of
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
@@ -16,6 +18,7 @@ from storage_node.cluster.replication.replica import coded_entry, recode
 from storage_node.remote.write_back.uploader import _settled
 from storage_node.services.snapshots import _begin
 from storage_node.store import format as fmt
+from storage_node.store.drive import upkeep
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, drive_of, put, read, store_at
@@ -90,12 +93,64 @@ def test_a_name_is_not_reported_as_purged_before_the_catalog_is_compacted(
         put(store, "a", b"two")
         monkeypatch.setattr(drive_of(store).catalog, "compact", full)
         assert store.denied.deny(BUCKET, ["a", "never put"], "order") == [None, None]
-        drive_of(store).reap(everything=True)
+        with pytest.raises(DriveFull):
+            drive_of(store).reap()
         assert purged(store) == [False, False]
     with store_at(tmp_path / "drive") as store:
         assert purged(store) == [True, True]
         files = [file for file in (tmp_path / "drive").rglob("*") if file.is_file()]
         assert not [file for file in files if b"somebody" in file.read_bytes()]
+
+
+def test_a_compaction_that_failed_is_repeated_while_the_store_is_open(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, tries = drive_of(store).catalog, list[bytes]()
+    compact = catalog.compact
+
+    def full(*keys: bytes) -> None:
+        tries.append(keys[0])
+        if len(tries) < 4:
+            raise DriveFull("no space left")
+        compact(*keys)
+
+    monkeypatch.setattr(upkeep, "_RETRY_S", 0.01)
+    monkeypatch.setattr(catalog, "compact", full)
+    put(store, "a", b"one", metadata={"speaker": "somebody"})
+    put(store, "a", b"two")
+    assert store.denied.deny(BUCKET, ["a"], "order") == [None]
+    eventually(lambda: all(one.row.purged_ns for one in store.denied.names(BUCKET)))
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files and not [file for file in files if b"somebody" in file.read_bytes()]
+
+
+def test_a_name_denied_anew_during_a_compaction_is_compacted_anew(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = drive_of(store).catalog
+    compact, count = catalog.compact, list[bytes]()
+
+    def put_meanwhile(*keys: bytes) -> None:
+        if len(count) == 2:
+            assert drive_of(store)._changes.denied.uncompacted()
+        compact(*keys)
+        count.append(keys[0])
+        if len(count) == 2:  # both ranges of the first denial
+            with ThreadPoolExecutor(1) as other:
+                other.submit(store.denied.allow, BUCKET, ["a"]).result()
+                other.submit(put, store, "a", b"two", metadata={"speaker": "somebody"}).result()
+            denying.append(pool.submit(store.denied.deny, BUCKET, ["a"], "again"))
+            eventually(lambda: (left := store.replicas.newest(BUCKET, ["a"])[0]) is not None and left.is_denied)
+
+    denying: list[Future[object]] = []
+    monkeypatch.setattr(catalog, "compact", put_meanwhile)
+    put(store, "a", b"one")
+    with ThreadPoolExecutor(1) as pool:
+        store.denied.deny(BUCKET, ["a"], "order")
+    assert denying[0].result() == [None]
+    assert [bool(one.row.purged_ns) for one in store.denied.names(BUCKET)] == [True]
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files and not [file for file in files if b"somebody" in file.read_bytes()]
 
 
 @pytest.mark.parametrize("group", [b"", bytes(16)])
