@@ -221,6 +221,7 @@ class ReadLeases:
                 was_awake = has_leases or self._node.store.replicas.stale.awake(for_s, copied)
             if not was_awake:
                 log.warning("this node stood still for more than %g s: its copies are compared with others", _AWAKE_S)
+                self._compare()  # a comparison in progress did not see what was missed
             await (self._new_map.wait_for_tick(_AWAKE_POLL_S) if copied and not has_leases else self._new_map.wait())
 
     @property
