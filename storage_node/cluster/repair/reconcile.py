@@ -291,8 +291,9 @@ class Reconciler:
         for bucket_uuid in stale.bucket_uuids():
             bucket = view.bucket_with_uuid(bucket_uuid)
             if bucket is None or self._store.find_bucket(bucket.name) is None:
-                stale.forget_bucket(bucket_uuid)
-                continue
+                if all(one.uuid_bytes != bucket_uuid for one in self._store.buckets().values()):
+                    stale.forget_bucket(bucket_uuid)
+                continue  # otherwise, a map that has it comes into use in a moment
             for names in chunks(list(stale.names(bucket_uuid)), PAGE_NAMES):
                 await self._resolve(view, bucket, names)
         if not stale.count():
