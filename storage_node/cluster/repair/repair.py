@@ -228,7 +228,7 @@ class Repair:
         writes must not prevent that: another owner may always have a newer version of an object that this node owns.
         """
         counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
-        in_place, record = self._all_in_place(), self._store.record.current
+        in_place, record, drives = self._all_in_place(), self._store.record.current, list(self._store.drives)
         clean = True
         counts = self.metrics
         counts.names_seen = 0
@@ -250,6 +250,7 @@ class Repair:
         counts.passes += 1
         counts.names_before = counts.names_seen
         in_place = in_place and self._all_in_place() and self._store.record.current is record
+        in_place = in_place and list(self._store.drives) == drives  # one that was away meanwhile is another one now
         counted = counted and in_place and not self._store.replicas.stale.buckets() and self._membership.view is view
         if counted:
             counts.clean_version = view.version
