@@ -43,8 +43,7 @@ class CallLanes:
             if not (lane := idle.pop()).closed.done():
                 return lane
         if not self._closed and endpoint not in self._opening and endpoint not in self._without:
-            opening = asyncio.create_task(self._open(endpoint), name=f"lane to {endpoint}")
-            self._opening[endpoint] = opening
+            opening = self._opening[endpoint] = asyncio.create_task(self._open(endpoint), name=f"lane to {endpoint}")
             opening.add_done_callback(lambda _: self._opening.pop(endpoint))  # also of one cancelled before it begins
         return None
 
