@@ -17,7 +17,9 @@ from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
+from storage_node.cluster.repair.copy_shortage import CopyShortage, Held
 from storage_node.cluster.repair.peers import RepairPeers
+from storage_node.cluster.repair.plan import Answer, NamePage, State
 from storage_node.cluster.repair.range_comparison import RangeComparison
 from storage_node.cluster.repair.reconcile import Reconciler
 from storage_node.cluster.repair.repair import Repair
@@ -144,6 +146,35 @@ def test_a_lane_is_opened_again_after_one_that_was_given_up_before_it_began(monk
 
     asyncio.run(run())
     assert opened == ["node:1"]
+
+
+def test_what_a_write_leaves_short_while_the_object_before_it_is_looked_after_is_not_taken_for_mended() -> None:
+    mine = State(Version(1, 1), False, 10)
+    view, bucket = cast("Any", SimpleNamespace(position={OTHER: 0})), pb.MapBucket(name=BUCKET, uuid=b"1")
+
+    async def run() -> dict[bytes, list[str]]:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def held(bucket: str, names: object) -> Held:
+            return []
+
+        async def compare(*_: object) -> tuple[NamePage, dict[int, Answer]]:
+            asked.set()
+            await go_on.wait()
+            return NamePage(["a", "b"], [mine, mine], [[0, 1], [0, 1]], [False, False]), {1: {"a": mine, "b": mine}}
+
+        unused = cast("Any", None)
+        membership = cast("Any", SimpleNamespace(node_uuid=OTHER))
+        shortage = CopyShortage(membership, unused, held=held, compare=compare, push=unused)
+        shortage.short.note(b"1", ["a", "b"])
+        looking = asyncio.create_task(shortage.look_after(view, bucket, ["a", "b"], urgent=True))
+        await asked.wait()
+        shortage.short.note(b"1", ["a"])
+        go_on.set()
+        await looking
+        return shortage.short.urgent()
+
+    assert asyncio.run(run()) == {b"1": ["a"]}
 
 
 def reconciler_at(cluster: LocalCluster, number: int) -> Callable[[Reconciler], bool]:

@@ -265,7 +265,7 @@ class Repair:
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
     ) -> RepairWork:
         """Carry out the steps for one page, and return them."""
-        page, answers, work = await self._plan(view, bucket, held)
+        notes, (page, answers, work) = self.shortage.short.notes, await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
         differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_local}
         if differing and len(differing) <= _FEW:
@@ -285,7 +285,7 @@ class Repair:
             )
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
         short = shortages(page, view.position[self._membership.node_uuid], answers)
-        self.shortage.short.mended(bucket.uuid, set(page.names) - set(short))
+        self.shortage.short.mended(bucket.uuid, set(page.names) - set(short), notes)
         if short:
             await self.shortage.look_after(view, bucket, list(short))
         work = await self._confirmed(view, bucket, held, work)
