@@ -43,7 +43,8 @@ class CallLanes:
             if not (lane := idle.pop()).closed.done():
                 return lane
         if not self._closed and endpoint not in self._opening and endpoint not in self._without:
-            self._opening[endpoint] = asyncio.create_task(self._open(endpoint), name=f"lane to {endpoint}")
+            opening = self._opening[endpoint] = asyncio.create_task(self._open(endpoint), name=f"lane to {endpoint}")
+            opening.add_done_callback(lambda _: self._opening.pop(endpoint))  # also of one cancelled before it begins
         return None
 
     async def _open(self, endpoint: str) -> None:
@@ -52,8 +53,6 @@ class CallLanes:
             self._without.answered(endpoint)
         except LANE_ERRORS:
             self.failed(endpoint)
-        finally:
-            del self._opening[endpoint]
 
     def _give_back(self, endpoint: str, lane: PeerLane) -> None:
         lane.deliver(lambda message: lane.abort(), lambda why: None)

@@ -142,15 +142,17 @@ class StaleReplicas:
             known = self._names.setdefault(bucket_uuid, {})
             for name, version in names.items():
                 before = known.get(name)
-                if before is None or before.version < version:
+                if before is None or before.version <= version:
                     known[name] = StaleName(version, now)
             self._note()
 
-    def trust_name(self, bucket_uuid: bytes, name: str, version: Version) -> None:
-        """Trust a name: the store has this version, or it never came to exist. A doubt about a higher version stays."""
+    def trust_name(self, bucket_uuid: bytes, name: str, version: Version, only_if: StaleName | None = None) -> None:
+        """Trust a name: the store has this version, or it never came to exist. A doubt about a higher version stays,
+        and with `only_if` any other doubt: the version may have been announced again."""
         with self._lock:
             names = self._names.get(bucket_uuid)
-            if names is not None and (found := names.get(name)) is not None and found.version <= version:
+            found = names.get(name) if names is not None else None
+            if names is not None and found is not None and found.version <= version and only_if in (None, found):
                 del names[name]
                 if not names:
                     del self._names[bucket_uuid]

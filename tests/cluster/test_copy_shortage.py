@@ -72,7 +72,7 @@ def test_what_is_short_is_counted_once_until_it_is_mended() -> None:
     assert short.counts() == {b"1": 2}, "a pass counts when it is over"
     short.end_pass()
     assert short.counts() == {b"1": 3}
-    short.mended(b"1", ["a", "b"])
+    short.mended(b"1", ["a", "b"], short.notes)
     assert short.counts() == {b"1": 1} and not short.urgent()
     short.begin_pass()
     short.end_pass()

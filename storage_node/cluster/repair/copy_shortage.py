@@ -68,7 +68,7 @@ class CopyShortage:
         for bucket_uuid, names in self.short.urgent().items():
             bucket = view.bucket_with_uuid(bucket_uuid)
             if bucket is None:
-                self.short.mended(bucket_uuid, names)
+                self.short.mended(bucket_uuid, names, self.short.notes)
                 continue
             for part in chunks(names, PAGE_NAMES):
                 await self._mend(view, bucket, part)
@@ -96,12 +96,12 @@ class CopyShortage:
         Args:
             urgent: replace silent owners too.
         """
-        local = view.position[self._membership.node_uuid]
+        local, notes = view.position[self._membership.node_uuid], self.short.notes
         page, answers = await self._compare(view, bucket, await self._held(bucket.name, names))
         short = shortages(page, local, answers)
         replaced = set(short) if urgent else may_be_replaced(page, local, answers, short)
         left = await self._stand_in(view, bucket, page, {name: short[name] for name in short if name in replaced})
-        self.short.mended(bucket.uuid, set(names) - left)
+        self.short.mended(bucket.uuid, set(names) - left, notes)
         self.short.note(bucket.uuid, left)
         if not urgent:
             self.short.count(bucket.uuid, set(short) - replaced)

@@ -291,8 +291,9 @@ class Reconciler:
         for bucket_uuid in stale.bucket_uuids():
             bucket = view.bucket_with_uuid(bucket_uuid)
             if bucket is None or self._store.find_bucket(bucket.name) is None:
-                stale.forget_bucket(bucket_uuid)
-                continue
+                if all(one.uuid_bytes != bucket_uuid for one in self._store.buckets().values()):
+                    stale.forget_bucket(bucket_uuid)
+                continue  # otherwise, a map that has it comes into use in a moment
             for names in chunks(list(stale.names(bucket_uuid)), PAGE_NAMES):
                 await self._resolve(view, bucket, names)
         if not stale.count():
@@ -311,9 +312,9 @@ class Reconciler:
         if not left:
             return
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
+        stale = self._store.replicas.stale.names(bucket.uuid)
         answers, _ = await self._peers.newest(view, bucket, {node: list(left) for node in others})
         sources: dict[int, list[tuple[str, State]]] = {}
-        stale = self._store.replicas.stale.names(bucket.uuid)
         for name, mine in left.items():
             known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in others}
             best_node, best = None, mine
@@ -334,11 +335,11 @@ class Reconciler:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
     async def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
-        """Stop treating a name as stale if no node has the announced version."""
+        """Stop treating a name as stale, as it was when no node had the announced version."""
         if time.monotonic() - stale.since_s > invalidation.GIVEN_UP_S:
             if bucket.HasField("remote"):
                 await self._node.read(self._remove_copy, bucket, name)
-            self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
+            self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version, only_if=stale)
 
     def _remove_outdated(self, bucket: pb.MapBucket, name: str, evicted: Version) -> None:
         """Remove what is older than a copy that another node has evicted. The remote storage has that one."""

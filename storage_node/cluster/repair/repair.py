@@ -228,7 +228,7 @@ class Repair:
         writes must not prevent that: another owner may always have a newer version of an object that this node owns.
         """
         counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
-        in_place, record = self._all_in_place(), self._store.record.current
+        in_place, record, drives = self._all_in_place(), self._store.record.current, list(self._store.drives)
         clean = True
         counts = self.metrics
         counts.names_seen = 0
@@ -250,6 +250,7 @@ class Repair:
         counts.passes += 1
         counts.names_before = counts.names_seen
         in_place = in_place and self._all_in_place() and self._store.record.current is record
+        in_place = in_place and list(self._store.drives) == drives  # one that was away meanwhile is another one now
         counted = counted and in_place and not self._store.replicas.stale.buckets() and self._membership.view is view
         if counted:
             counts.clean_version = view.version
@@ -264,7 +265,7 @@ class Repair:
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
     ) -> RepairWork:
         """Carry out the steps for one page, and return them."""
-        page, answers, work = await self._plan(view, bucket, held)
+        notes, (page, answers, work) = self.shortage.short.notes, await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
         differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_local}
         if differing and len(differing) <= _FEW:
@@ -284,7 +285,7 @@ class Repair:
             )
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
         short = shortages(page, view.position[self._membership.node_uuid], answers)
-        self.shortage.short.mended(bucket.uuid, set(page.names) - set(short))
+        self.shortage.short.mended(bucket.uuid, set(page.names) - set(short), notes)
         if short:
             await self.shortage.look_after(view, bucket, list(short))
         work = await self._confirmed(view, bucket, held, work)

@@ -87,7 +87,9 @@ class ShortObjects:
     """Objects of this node that are known to have too few replicas, by bucket uuid."""
 
     def __init__(self) -> None:
-        self._urgent: dict[bytes, dict[str, None]] = {}
+        self._urgent: dict[bytes, dict[str, int]] = {}
+        self.notes = 0
+        """Number of calls of `note`. An object is kept with that of its last one: a later write may leave it short."""
         self._waiting: Counter[bytes] = Counter()
         self._counting: Counter[bytes] = Counter()
         self.noted = Wakeup()
@@ -95,24 +97,23 @@ class ShortObjects:
 
     def note(self, bucket_uuid: bytes, names: Iterable[str]) -> None:
         """Add objects that are to be repaired at once, with retries."""
+        self.notes += 1
         known = self._urgent.setdefault(bucket_uuid, {})
         room = MAX_NAMES - sum(map(len, self._urgent.values()))
-        for name in names:
-            if name not in known and room > 0:
-                known[name] = None
-                room -= 1
+        for name in [name for name in names if name in known or (room := room - 1) >= 0]:
+            if name not in known:
                 self.noted.set()
+            known[name] = self.notes
         if not known:
             del self._urgent[bucket_uuid]
 
-    def mended(self, bucket_uuid: bytes, names: Iterable[str]) -> None:
-        """Remove objects that have all replicas, were deleted, or belong to another node's responsibility."""
-        known = self._urgent.get(bucket_uuid)
-        if known is not None:
-            for name in names:
-                known.pop(name, None)
-            if not known:
-                del self._urgent[bucket_uuid]
+    def mended(self, bucket_uuid: bytes, names: Iterable[str], notes: int) -> None:
+        """Remove objects that were not short, or another node's to mend, before the notes that follow these many."""
+        known = self._urgent.get(bucket_uuid, {})
+        for name in [name for name in names if known.get(name, notes + 1) <= notes]:
+            del known[name]
+        if not known:
+            self._urgent.pop(bucket_uuid, None)
 
     def count(self, bucket_uuid: bytes, names: Iterable[str]) -> None:
         """Count objects that the current pass found waiting for a silent owner."""

@@ -76,6 +76,8 @@ class ReadLeases:
         self._must_compare = _read([drive.root for drive in node.store.drives if drive is not None])
         self._kept = set(self._must_compare)
         self._keeping = asyncio.Lock()
+        self._recorded: Sequence[bytes] | None = sorted(self._kept)
+        """The nodes on the drives; None if that is not known, because a record was not finished."""
         self._held = LeaseHeld()
         self._new_map = Wakeup()
         self._lock = threading.Lock()
@@ -118,9 +120,8 @@ class ReadLeases:
 
         Returns how many seconds a lease granted earlier may still last.
         """
-        if node_uuid not in self._kept:
-            self._kept.add(node_uuid)
-            await self._keep()
+        self._kept.add(node_uuid)
+        await self._keep()  # also waits for another call's record
         return self._granted.left_s(node_uuid, clock_s())
 
     async def note_caught_up(self, node_uuid: bytes) -> None:
@@ -137,8 +138,11 @@ class ReadLeases:
 
     async def _keep(self) -> None:
         async with self._keeping:
-            roots = [drive.root for drive in self._node.store.drives if drive is not None]
-            await self._node.read(_write, roots, sorted(self._kept))
+            if (kept := sorted(self._kept)) != self._recorded:
+                self._recorded = None
+                roots = [drive.root for drive in self._node.store.drives if drive is not None]
+                await self._node.read(_write, roots, kept)
+                self._recorded = kept
 
     # -- writing without a node
 
@@ -217,6 +221,7 @@ class ReadLeases:
                 was_awake = has_leases or self._node.store.replicas.stale.awake(for_s, copied)
             if not was_awake:
                 log.warning("this node stood still for more than %g s: its copies are compared with others", _AWAKE_S)
+                self._compare()  # a comparison in progress did not see what was missed
             await (self._new_map.wait_for_tick(_AWAKE_POLL_S) if copied and not has_leases else self._new_map.wait())
 
     @property
