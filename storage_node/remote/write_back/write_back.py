@@ -192,11 +192,7 @@ class WriteBack:
             waiting = list(self._pending.values())
         names = [one.upload.name for one in waiting if one.upload.is_deletion and one.upload.bucket_uuid == bucket_uuid]
         after, last = start_after.encode(), until.encode()
-        return [
-            name
-            for name in names
-            if name.startswith(prefix) and name.encode() > after and (not last or name.encode() <= last)
-        ]
+        return [name for name in names if name.startswith(prefix) and after < name.encode() <= (last or name.encode())]
 
     async def hidden(self, bucket: RemoteBucket, prefix: str, start_after: str, until: str) -> set[str]:
         """Return names whose remote objects are to be deleted, by this or any other node."""
