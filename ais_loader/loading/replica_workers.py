@@ -397,11 +397,12 @@ class _Reader:
                     conn.send((ticket, began_s, result))
                     if isinstance(result, Parcel) and result.is_new:
                         send_file(conn, self._files[result.slot])
-                except BlockingIOError:  # it stands still, and is not waited for
-                    del self._members[index]
-                    hang_up(conn)
-                except OSError:  # it has died, which is heard of in the thread
-                    pass
+                except OSError as error:  # it has died, which is heard of in the thread
+                    if isinstance(result, Parcel) and result.slot is not None:
+                        self._writer.give_back(index, result.slot)  # it has a part of the message at most
+                    if isinstance(error, BlockingIOError):  # it stands still, and is not waited for
+                        del self._members[index]
+                        hang_up(conn)
 
 
 _DIFFER = "replicas need the same plan or sampler, entries, and data-parallel rank and world_size; they differ: "

@@ -91,9 +91,9 @@ class SlotWriter:
                 slot[start : (start := start + len(piece))] = piece
         return Parcel(number, file is not None, self._stamp, spans), file
 
-    def give_back(self, reader: int) -> None:
-        """Give back the slots of a reader that has died."""
-        for slot in self._slots:
+    def give_back(self, reader: int, number: int | None = None) -> None:
+        """Give back the slots of a reader that has died, or one that it was not told of."""
+        for slot in self._slots if number is None else [self._slots[number]]:
             slot[reader] = 0
 
     def _free_slot(self, size_bytes: int) -> tuple[int, int | None] | None:

@@ -346,7 +346,7 @@ class _GrpcSession(PeerSession):
             error = PeerUnavailable(f"{endpoint}: {failure.details()}")
         except asyncio.CancelledError:
             error = PeerUnavailable(f"{endpoint}: the session was given up, as idle or as silent")
-        except grpc.aio.UsageError as failure:  # read() on a cancelled call
+        except Exception as failure:  # noqa: BLE001 - of read() on a cancelled call, too; its streams have to hear of it
             error = PeerUnavailable(f"{endpoint}: {failure}")
         self._outgoing.put_nowait(None)
         self._call.cancel()

@@ -418,21 +418,22 @@ class CallStream:
         """
         streams, incoming = self._streams, aiter(requests)
         while (received := await self.waiting(anext(incoming, None), deadline=deadline)) is not None:
-            message, size_bytes, reserved_bytes = received
-            if look is not None:
-                look(message)
-            if keeps(message):
-                streams.messages.release(reserved_bytes, self.slot.tenant)
-                await self.keep(size_bytes)
-                yield message
-                continue
-            self.slot.moved(size_bytes)
-            if not reserved_bytes:
-                await streams.acquire(size_bytes, tenant=self.slot.tenant)
+            message, size_bytes, held_bytes = received
             try:
+                if look is not None:
+                    look(message)
+                if keeps(message):
+                    streams.messages.release(held_bytes, self.slot.tenant)
+                    held_bytes = 0
+                    await self.keep(size_bytes)
+                else:
+                    self.slot.moved(size_bytes)
+                    if not held_bytes:
+                        await streams.acquire(size_bytes, tenant=self.slot.tenant)
+                        held_bytes = size_bytes
                 yield message
             finally:
-                streams.messages.release(reserved_bytes or size_bytes, self.slot.tenant)
+                streams.messages.release(held_bytes, self.slot.tenant)
 
 
 def peer_of_address(text: str) -> str:

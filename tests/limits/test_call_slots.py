@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.limits.call_slots import PROGRESS_BYTES, CallSlot, CallSlots
+from ais_loader.errors import AccessDenied
+from storage_node.limits.call_slots import PROGRESS_BYTES, CallSlot, CallSlots, Received, Streams
 
 
 class Clock:
@@ -114,3 +118,23 @@ def test_there_are_never_more_than_the_limit_and_none_is_lost(steps: list[tuple[
     for one in held:
         one.give_back()
     assert slots.held == 0
+
+
+def test_a_message_that_may_not_be_sent_gives_back_the_room_that_it_has_taken_as_it_came() -> None:
+    async def scenario() -> None:
+        streams = Streams(4, 5.0, 60.0, message_bytes=1 << 20)
+        await streams.acquire(300 << 10, tenant="a")
+
+        async def came() -> AsyncGenerator[Received[str], None]:
+            yield Received("denied", 300 << 10, 300 << 10)
+
+        def look(message: str) -> None:
+            raise AccessDenied(message)
+
+        with streams.open("a") as stream:
+            messages = stream.messages(came(), look=look)
+            with pytest.raises(AccessDenied):
+                await anext(messages)
+        assert streams.messages.held_bytes == 0
+
+    asyncio.run(scenario())

@@ -14,7 +14,8 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,6 +38,8 @@ from replica_kit import (
 from ais_loader import BatchLoader, MapDataset, ShufflePlan
 from ais_loader.errors import InvalidRequest
 from ais_loader.loading import replica_workers, replicas
+from ais_loader.loading.slots import SlotWriter
+from ais_loader.loading.workers import FetchedBatch
 from ais_loader.plans import BucketPlan, MixPlan, PackPlan
 from ais_loader.testing import eventually, throwaway_store
 from tests.table import table
@@ -588,6 +591,37 @@ def test_a_reader_that_stands_still_within_a_message_loses_and_changes_nothing(
 
     assert together(2, run) == [alone(Firsts(), batches, collate=np.stack, in_flight=2, rank=None, world_size=None)] * 2
     assert stands_still.is_set() and gave_up
+
+
+@table("error", [BlockingIOError, BrokenPipeError])
+@table("fails_at", ["message", "file"])
+def test_a_batch_that_did_not_reach_a_replica_leaves_its_slot_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError], fails_at: str
+) -> None:
+    """It stands still or has hung up, lives on, and connects again: nothing else would give the slot back."""
+    reader = object.__new__(replica_workers._Reader)
+    reader._sending, reader._writer, reader._files = threading.Lock(), SlotWriter(1), {}
+    sent = list[Any]()
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    gone, here = (SimpleNamespace(send=sent.append) for _ in range(2))
+    if fails_at == "message":
+        gone.send = fail
+    send_file = lambda conn, file: fail() if conn is gone else None  # noqa: E731
+    monkeypatch.setattr(replica_workers, "send_file", send_file)
+    monkeypatch.setattr(replica_workers, "hang_up", lambda conn: None)
+    reader._members = cast(Any, {0: gone, 1: here})
+    try:
+        for ticket in range(2):
+            reader._send(ticket, 0.0, FetchedBatch(np.full(50_000, ticket), "worker"), [0, 1])
+            _, _, parcel = sent[-1]
+            assert parcel.slot == 0 and [*reader._writer._slots[0][:2]] == [0, 1]
+            reader._writer.give_back(1)  # it has dropped the batch
+            reader._members = cast(Any, {0: gone, 1: here})
+    finally:
+        os.close(reader._files[0])
 
 
 class Firsts:

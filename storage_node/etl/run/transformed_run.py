@@ -142,18 +142,15 @@ class TransformedRun:
             result = await due.task
             self._delivering = self._due.popleft()
             at = due.position
-            begins_at = 0
             if isinstance(result, Shared):
-                try:
-                    found = await self._begins_at(at, result.content)
-                except BaseException:
-                    result.release()
-                    raise
+                self._pieces = at, result, 0  # `close` releases it, if this is cancelled
+                found = await self._begins_at(at, result.content)
                 if isinstance(found, FailedEntry):
+                    self._pieces = None
                     result.release()
                     result = found
                 else:
-                    begins_at = found
+                    self._pieces = at, result, found
             if isinstance(result, FailedEntry):
                 self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, self._batch.told(result.fault)))
@@ -162,11 +159,11 @@ class TransformedRun:
                 continue
             content = result.content
             if content.size_bytes > MAX_WHOLE_BYTES or (at == 0 and self._request.resume_offset):
-                self._pieces = at, result, begins_at
                 if parts:
                     break
                 return await self._piece()
             data = await self._bytes(content, 0, content.size_bytes)
+            self._pieces = None
             result.release()
             self._delivered_one()
             parts.append((at, pb.OK, data, content.checksum, due.kind, None))

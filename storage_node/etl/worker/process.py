@@ -223,6 +223,9 @@ class WorkerProcess:
             await self._exchange(calls, data, fds, timeout_s)
         except asyncio.CancelledError:
             self.kill()
+            for one in calls:
+                if isinstance(one.outcome, Content):
+                    one.outcome.close()
             raise
         return [one.outcome for one in calls]  # type: ignore[misc]
 

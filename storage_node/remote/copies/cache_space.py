@@ -320,6 +320,8 @@ class CacheSpace:
             yield
         finally:
             with self._lock:
+                if name in followed.arriving:  # it was not stored
+                    followed.note_ahead(name)
                 followed.note_arriving(name)
 
     async def _has_room_ahead(self, followed: _FollowedBucket, name: str, size_bytes: int) -> bool:
@@ -363,8 +365,7 @@ class CacheSpace:
                 followed = self._followed.get(bucket.uuid) or _FollowedBucket(bucket, readers, self._needed_at)
                 self._set_followed({**self._followed, bucket.uuid: followed})
             self._wake.set()
-        elif followed.bucket != bucket:
-            followed.bucket = bucket
+        followed.bucket = bucket
         return followed
 
     def _set_followed(self, followed: dict[bytes, _FollowedBucket]) -> None:
@@ -487,7 +488,8 @@ class CacheSpace:
         kept: list[tuple[str, int]] = await self._read(self._remove, followed, victims) if victims else []
         with self._lock:
             for name, victim_bytes in kept:
-                followed.order.add(name, victim_bytes)
+                if name not in followed.order:  # it has been replaced meanwhile
+                    followed.order.add(name, victim_bytes)
         freed_bytes = sum(size for _, size in victims) - sum(size for _, size in kept)
         followed.evictions += len(victims) - len(kept)
         return freed_bytes

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.gather.hedging import HedgeBudget, Silences
+from storage_node.limits.tasks import settled
 from storage_node.remote.drivers.driver import Driver, ReadAnswer, RequestFailure, begun
 from storage_node.remote.drivers.failures import message
 from storage_node.remote.location.host_limiter import HostLimiter, HostLimiters, HostTurn
@@ -167,11 +168,13 @@ class RemoteRequests:
 
         self._budget.requested(1)
         is_first_open, is_cancelled = True, False
+        first: OpenedAnswer | None = None
         try:
             # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
             try:
                 async with first_ends:
-                    return await begin(sent)
+                    first = await begin(sent)
+                    return first
             except (RequestFailure, TimeoutError):
                 is_first_open = False
                 if not seconds:
@@ -189,7 +192,7 @@ class RemoteRequests:
             for timer in timers:
                 timer.cancel()
             if seconds:
-                await _abandon(seconds)
+                await _abandon(seconds, first)
             if len(sent_s) > 1:  # while it waits for its turn, it is no request yet
                 self._usage.note("hedged")
 
@@ -291,10 +294,18 @@ def _end(turns: list[HostTurn]) -> None:
         turns.pop().end()
 
 
-async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]]) -> None:
-    """End requests whose answers are not used."""
+async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]], used: OpenedAnswer | None) -> None:
+    """End requests whose answers are not used; if cancelled, then also the one that was to be used."""
+
+    async def end(answer: Awaitable[OpenedAnswer]) -> None:
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            await (await answer).close()
+
     for task in tasks:
         task.cancel()
-    for answer in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(answer, OpenedAnswer):
-            await answer.close()
+    try:
+        await settled(asyncio.gather(*map(end, tasks)))
+    except asyncio.CancelledError:
+        if used is not None:
+            await used.close()
+        raise

@@ -90,13 +90,8 @@ class WriteBack:
         note_changes: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
     ) -> None:
         """`note_changes`: marks objects that are about to be changed, for the bucket's inventory."""
-        self._store = store
-        self._note_changes = note_changes
-        self._buckets = buckets
-        self._backends = backends
-        self._read = read
-        self._settings = settings
-        self._owners = owners
+        self._store, self._buckets, self._backends, self._owners = store, buckets, backends, owners
+        self._read, self._settings, self._note_changes = read, settings, note_changes
         self._uploader = Uploader(store, read)
         self._lock = threading.Lock()
         self._pending: dict[Key, _WaitingUpload] = {}  # guarded by _lock, as are _ready and _bytes
@@ -132,10 +127,9 @@ class WriteBack:
         """Follow a change of the store: the current entry of a name, None for an object that is gone."""
         key = bucket_uuid, name
         if entry is None or not entry.raw_metadata or not is_pending(entry.raw_metadata):
-            if key in self._pending:
-                with self._lock:
-                    self._drop(key)
-                self._wake.set()
+            waiting = self._pending.get(key)  # maybe newer: changes are noted in another order than they were made
+            if waiting is not None and (entry is None or entry.version >= waiting.upload.version):
+                self._drop_ended(key, waiting)
             return
         upload = pending_upload(bucket_uuid, name, entry)
         assert upload is not None
@@ -198,11 +192,7 @@ class WriteBack:
             waiting = list(self._pending.values())
         names = [one.upload.name for one in waiting if one.upload.is_deletion and one.upload.bucket_uuid == bucket_uuid]
         after, last = start_after.encode(), until.encode()
-        return [
-            name
-            for name in names
-            if name.startswith(prefix) and name.encode() > after and (not last or name.encode() <= last)
-        ]
+        return [name for name in names if name.startswith(prefix) and after < name.encode() <= (last or name.encode())]
 
     async def hidden(self, bucket: RemoteBucket, prefix: str, start_after: str, until: str) -> set[str]:
         """Return names whose remote objects are to be deleted, by this or any other node."""
@@ -254,9 +244,8 @@ class WriteBack:
                 for key, one in self._pending.items()
                 if (bucket_uuid is None or key[0] == bucket_uuid) and key[1].startswith(prefix)
             }
-            for key in wanted:  # those that have failed are tried at once
-                if not self._pending[key].is_conflict:
-                    self._ready.append(key)
+            # Those that have failed are tried at once.
+            self._ready += [key for key in wanted if not self._pending[key].is_conflict]
         self._wake.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -400,15 +389,11 @@ class WriteBack:
         step: Step | None = None
         try:
             step = await self._uploader.upload(bucket, self._backends.of(bucket), key[1])
-            if (
-                step is not None
-                and step.is_over
-                and waiting.upload.is_deletion
-                and not self._owners.are_several(bucket)
-            ):
+            is_deleted = step is not None and step.is_over and waiting.upload.is_deletion
+            if is_deleted and not self._owners.are_several(bucket):
                 await self._read(self._store.uploads.forget_deletion, *key, waiting.upload.version)
-        except LoaderError as failure:
-            error = failure
+        except Exception as failure:  # noqa: BLE001 - otherwise nobody would try again
+            error = failure if isinstance(failure, LoaderError) else LoaderError(repr(failure))
         finally:
             self._running.discard(key)
             self._wake.set()
@@ -526,7 +511,6 @@ def _state_of(entry: CatalogEntry | None, version: str) -> pb.UploadState:
         return pb.UploadState(kind=pb.UploadState.UNKNOWN)
     if is_pending(entry.raw_metadata):
         return pb.UploadState(kind=pb.UploadState.PENDING)
-    metadata = entry.metadata
-    if REMOTE_ETAG in metadata or REMOTE_DELETED in metadata:
+    if {REMOTE_ETAG, REMOTE_DELETED} & entry.metadata.keys():
         return pb.UploadState(kind=pb.UploadState.DONE, metadata=entry.raw_metadata)
     return pb.UploadState(kind=pb.UploadState.UNKNOWN)
