@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,8 +53,9 @@ def owned(node: int) -> Have:
 def part(have: Mapping[str, CatalogEntry], span: Span = EVERYTHING) -> Entries:
     names = sorted(name.encode() for name in have)
     names = [name for name in names if span[0] < name and (not span[1] or name <= span[1])]
-    hashes = [object_hash(BUCKET_UUID, name.decode()) for name in names]
-    return Entries(names, hashes, [encode_entry(have[name.decode()])[:HEAD_BYTES] for name in names], span[1])
+    hashes = np.array([object_hash(BUCKET_UUID, name.decode()) for name in names], np.uint64)
+    heads = [encode_entry(have[name.decode()])[:HEAD_BYTES] for name in names]
+    return Entries([BUCKET_UUID + name for name in names], hashes, heads, span[1])
 
 
 def table_of(node: int, have: Mapping[str, CatalogEntry], drives: int = 1) -> RangeTable:

@@ -13,6 +13,7 @@ import asyncio
 import threading
 import time
 import weakref
+from array import array
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -44,6 +45,7 @@ from storage_node.store.drive.drive import Drive
 
 READ_AT_ONCE = 1 << 15
 """About how many entries are read before other reads may go first."""
+_PART = 1 << 10  # entries that are read before other threads may go first
 MOST_BYTES = 8 << 20
 """Approximate limit of a request, below that of messages between nodes."""
 _DIGEST_BYTES = 12
@@ -137,7 +139,7 @@ class RangeComparison:
             if read_to != stop:  # it ends a range, and the next one has not been read
                 table.outdated.add(read_to)
                 left.append((read_to, stop))
-        return sum(len(part.names) for part in parts)
+        return sum(len(part.keys) for part in parts)
 
     # -- other nodes' ranges
 
@@ -217,14 +219,17 @@ class RangeComparison:
 
 
 def _entries(drive: Drive, bucket_uuid: bytes, span: Span, most: int | None) -> Entries:
-    """Read the entries of a span; once there are as many as `most`, only up to the end of the range."""
-    names, hashes, heads = list[bytes](), list[int](), list[bytes]()
-    draw, at = xxhash.xxh3_64_intdigest, fmt.NAME_AT
-    for key, value in drive.entries_between(bucket_uuid, *span):
-        drawn = draw(key[1:])
-        names.append(key[at:])
-        hashes.append(drawn)
-        heads.append(value[:HEAD_BYTES])
-        if not drawn % RANGE_NAMES and most is not None and len(names) >= most:
-            return Entries(names, hashes, heads, names[-1])
-    return Entries(names, hashes, heads, span[1])
+    """Read the entries of a span; once there are as many as `most`, only up to the end of a range."""
+    keys, hashes, heads, part = list[bytes](), array("Q"), list[bytes](), None
+    while part is None or len(part) == _PART:
+        after = keys[-1].removeprefix(bucket_uuid) if keys else span[0]
+        part = drive.entries_between(bucket_uuid, after, span[1], _PART)
+        keys += [key[1:] for key, _ in part]
+        hashes.extend(map(xxhash.xxh3_64_intdigest, keys[len(hashes) :]))
+        heads += [value[:HEAD_BYTES] for _, value in part]
+        if most is not None and len(keys) >= most:
+            ends = (at for at in range(len(keys), len(keys) - len(part), -1) if not hashes[at - 1] % RANGE_NAMES)
+            if stop := next(ends, 0):
+                del keys[stop:], hashes[stop:], heads[stop:]
+                return Entries(keys, np.array(hashes), heads, keys[-1].removeprefix(bucket_uuid))
+    return Entries(keys, np.array(hashes), heads, span[1])

@@ -59,9 +59,9 @@ def placement_of(view: ClusterView, bucket: pb.MapBucket) -> int:
 class Entries(NamedTuple):
     """Entries of one drive between two names, in order."""
 
-    names: list[bytes]
-    """In UTF-8."""
-    hashes: list[int]
+    keys: list[bytes]
+    """The uuid of the bucket, then the name in UTF-8."""
+    hashes: U64
     """See `object_hashes`."""
     heads: list[bytes]
     """The first HEAD_BYTES of each value."""
@@ -100,11 +100,11 @@ class RangeTable:
 
     def add(self, view: ClusterView, bucket: pb.MapBucket, local: int, entries: Entries) -> None:
         """Add entries of a drive to a table that is being made. Raises StoreFormatError for a damaged value."""
-        if any(len(head) != HEAD_BYTES for head in entries.heads):
+        if not {HEAD_BYTES}.issuperset(map(len, entries.heads)):
             raise StoreFormatError("a catalog value ends within its head")
-        ends = [bisect_right(entries.names, start) for start in self.starts[1:]]
-        row = np.searchsorted(ends, np.arange(len(entries.names)), "right")
-        drawn, heads = np.array(entries.hashes, np.uint64), np.frombuffer(b"".join(entries.heads), _HEAD)
+        ends = [bisect_right(entries.keys, bucket.uuid + start) for start in self.starts[1:]]
+        row = np.repeat(np.arange(len(self.starts)), np.diff([0, *ends, len(entries.keys)]))
+        drawn, heads = entries.hashes, np.frombuffer(b"".join(entries.heads), _HEAD)
         owners = view.placement.owners(drawn, bucket.copies)
         is_mine = (owners == local).any(axis=1)
         is_dead = heads["kind"] == _TOMBSTONE
@@ -155,13 +155,12 @@ class RangeTable:
         and this node does not. Raises InvalidRequest."""
         if not starts or starts[0] or len(starts) != len(digests) or sorted(set(starts)) != list(starts):
             raise InvalidRequest("ranges begin after names in order, the first of which is empty, with one digest each")
-        common = sorted(set(self.starts) & set(starts))
-        mine = np.add.reduceat(self.digests(node), _positions(self.starts, common))
-        differs = mine != np.add.reduceat(np.array(digests, np.uint64), _positions(starts, common))
+        common = set(self.starts) & set(starts)
+        here, there = ([at for at, start in enumerate(one) if start in common] for one in (self.starts, starts))
+        differs = np.add.reduceat(self.digests(node), here) != np.add.reduceat(np.array(digests, np.uint64), there)
         if with_strays:
-            strays = self.columns[:, _FIXED + self.nodes + node]
-            differs |= np.add.reduceat(strays, _positions(self.starts, common)) > 0
-        return spans(common, np.nonzero(differs)[0].tolist())
+            differs |= np.add.reduceat(self.columns[:, _FIXED + self.nodes + node], here) > 0
+        return spans(sorted(common), np.nonzero(differs)[0].tolist())
 
     def to_compare(
         self, differing: Mapping[int, Sequence[Span] | None], *, ripe_ns: int, read_s: int, most_old: int
@@ -192,9 +191,8 @@ def ranges_of(
     view: ClusterView, bucket: pb.MapBucket, local: int, span: Span, parts: Sequence[Entries], now_s: int
 ) -> RangeTable:
     """Return the ranges of a span, from all its entries; of the last one, what its drives have up to `read_to`."""
-    ends = {
-        name for part in parts for name, drawn in zip(part.names, part.hashes, strict=True) if not drawn % RANGE_NAMES
-    }
+    at_ends = [(part, np.flatnonzero(part.hashes % RANGE_NAMES == 0).tolist()) for part in parts]
+    ends = {part.keys[at].removeprefix(bucket.uuid) for part, found in at_ends for at in found}
     table = RangeTable.empty(view, bucket, [span[0], *sorted(ends - {span[1]})], now_s)
     for part in parts:
         table.add(view, bucket, local, part)
@@ -211,8 +209,3 @@ def spans(starts: Sequence[bytes], positions: Iterable[int]) -> list[Span]:
         else:
             found.append((starts[at], stop))
     return found
-
-
-def _positions(starts: Sequence[bytes], wanted: Iterable[bytes]) -> list[int]:
-    known = {start: at for at, start in enumerate(starts)}
-    return [known[start] for start in wanted]

@@ -549,8 +549,8 @@ def _held(view: ClusterView, bucket: pb.MapBucket, left: list[tuple[Drive, Chose
     drive = None
     while left and len(held) < PAGE_NAMES and (not held or left[-1][0] is drive):
         drive, ((start, stop), nodes) = left.pop()
-        values = itertools.islice(drive.entries_between(bucket.uuid, start, stop), PAGE_NAMES)
-        found = [(name_of_key(key), decode_entry(value)) for key, value in values]
+        some = drive.entries_between(bucket.uuid, start, stop, PAGE_NAMES)
+        found = [(name_of_key(key), decode_entry(value)) for key, value in some]
         if len(found) == PAGE_NAMES:
             left.append((drive, Chosen((found[-1][0].encode(), stop), nodes)))
         owners = view.placement.owners(object_hashes(bucket.uuid, [name for name, _ in found]), bucket.copies)

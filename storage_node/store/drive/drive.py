@@ -432,11 +432,11 @@ class Drive:
         """Iterate over key and value of all objects and tombstones after this key, in key order."""
         return self.catalog.scan(fmt.OBJECT_PREFIX, after)
 
-    def entries_between(self, bucket_uuid: bytes, after: bytes, up_to: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over key and value of the objects and tombstones after one name, up to another, in UTF-8 and in
-        order; all that follow if `up_to` is empty."""
+    def entries_between(self, bucket_uuid: bytes, after: bytes, up_to: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """Return key and value of the first objects and tombstones after one name, up to another, in UTF-8 and in
+        order; of all that follow if `up_to` is empty. Fewer than `most` are all. See `Catalog.part`."""
         prefix = fmt.object_key(bucket_uuid, "")
-        return self.catalog.scan(prefix, prefix + after, prefix + up_to if up_to else None)
+        return self.catalog.part(prefix, prefix + after, prefix + up_to if up_to else None, most)
 
     def watch_changes(self, changing: Callable[[Collection[bytes]], object]) -> None:
         """Call `changing` with the keys of each commit before it is written, on any thread, and now with the keys that

@@ -278,7 +278,7 @@ class LocationFill:
         before."""
         if (catalog := self._catalog()) is None:
             return None
-        part = list(itertools.islice(catalog.scan(fmt.OBJECT_PREFIX, after), _PART))
+        part = catalog.part(fmt.OBJECT_PREFIX, after, None, _PART)
         owned = list(itertools.compress(part, owns([key for key, _ in part])))
         if not self._cache.fill(owned):
             return None
