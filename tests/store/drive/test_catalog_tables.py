@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli.main import main
+from ais_loader.errors import StoreFormatError
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.entry_cache import GENERATION_ENTRIES, EntryCache
 from storage_node.store.drive.rocksdb_options import block_cache_bytes
 from storage_node.store.format import CatalogEntry
+from tests.store.fsck.test_store_damage import overwrite_middle
 from tests.store.store_kit import drive_of, put, read, store_at
 
 
@@ -49,6 +52,35 @@ def test_a_catalog_that_exists_is_opened_with_the_cache_and_filters_of_this_vers
         assert int(again._db.property_int_value("rocksdb.estimate-table-readers-mem") or 0) > 1000
     finally:
         again.close()
+
+
+def in_parts(catalog: Catalog, prefix: bytes, up_to: bytes | None, most: int) -> Iterator[tuple[bytes, bytes]]:
+    after: bytes | None = None
+    while part := catalog.part(prefix, after, up_to, most):
+        assert len(part) <= most
+        yield from part
+        after = part[-1][0]
+
+
+def test_parts_have_what_a_scan_has(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog", writable=True)
+    fill(catalog, 1, keys=20_000)
+    for prefix, up_to in [(b"", None), (b"000012", None), (b"0", b"00012345"), (b"1", None)]:
+        for most in (1, 7, 10_000) if prefix == b"000012" else (1000, 10_000):
+            assert list(in_parts(catalog, prefix, up_to, most)) == list(catalog.scan(prefix, None, up_to))
+    catalog.close()
+
+
+def test_damage_ends_no_part_early(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog", writable=True)
+    fill(catalog, 1, keys=20_000)
+    catalog.close()
+    overwrite_middle(next((tmp_path / "catalog").glob("*.sst")))
+    damaged = Catalog(tmp_path / "catalog", writable=False)
+    for most in (1000, 100_000):
+        with pytest.raises(StoreFormatError, match="damaged catalog"):
+            list(in_parts(damaged, b"", None, most))
+    damaged.close()
 
 
 def test_an_orderly_end_leaves_few_tables_to_search(tmp_path: Path) -> None:
