@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.checksum import crc32c
 
 BLOCK_BYTES = 32 << 10
@@ -220,12 +221,9 @@ def _can_cut(damage: _Damage) -> bool:
 
 def _cut(damage: _Damage) -> None:
     size_bytes = damage.path.stat().st_size
-    fd = os.open(damage.path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(damage.path, os.O_WRONLY | os.O_CLOEXEC)) as fd:
         os.ftruncate(fd, damage.at)
         os.fsync(fd)
-    finally:
-        os.close(fd)
     log.warning("%s: cut off its last %d bytes, which are no records", damage.path, size_bytes - damage.at)
 
 
