@@ -109,14 +109,12 @@ class LogGuard:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # deleted by a writer
                 continue
-            try:
+            with closing_fd(fd):
                 status = os.fstat(fd)
                 key = (path.name, status.st_ino)
                 # What is appended later may be incomplete: nothing beyond this size is examined.
                 at = _end_of_records(fd, self._sound.get(key, 0), status.st_size)
                 damage = _damage(path, fd, at, status.st_size)
-            finally:
-                os.close(fd)
             sound[key] = at
             is_log = path.suffix == ".log"
             if damage is not None:
