@@ -13,6 +13,7 @@ from typing import Any
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss
 from ais_loader.values.urls import NODE_SCHEME, endpoints_of
 from ais_loader.wire.block_device import DeviceCounts, device_counts
+from ais_loader.wire.closing import closing_fd
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -134,11 +135,9 @@ def _forget(folders: Iterable[str]) -> tuple[int, int]:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue  # deleted in the meantime, or not readable
-        try:
+        with closing_fd(descriptor):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             files, size = files + 1, size + os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
     return files, size
 
 

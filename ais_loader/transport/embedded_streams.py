@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, wait
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,15 +81,12 @@ class EmbeddedStream(GeneratedStream):
         return self._batch
 
     def _read_frames(self) -> Generator[Frame, None, None]:
-        batch = self._store_batch()
-        try:
+        with closing(self._store_batch()) as batch:
             for span in self._spans(batch):
                 frame = batch.read(span)
                 yield frame
                 if self._request.fail_fast and np.count_nonzero(frame.status):
                     return
-        finally:
-            batch.close()
 
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
         # Whoever keeps a large entry keeps a few others at most, and each frame costs as much as reading 100 KiB. From
@@ -134,8 +132,7 @@ class ColdStream(EmbeddedStream):
         remote = self._remote
         buckets = remote.tier.buckets.of(self._request.bucket)
         entries = cold_entries(remote.tier, self._request, batch, buckets)
-        cold = ColdEntries(batch, entries, remote.tier, remote.begin)
-        try:
+        with closing(ColdEntries(batch, entries, remote.tier, remote.begin)) as cold:
             first = 0
             while first < batch.n:
                 stop = cold.next_cold()
@@ -155,8 +152,6 @@ class ColdStream(EmbeddedStream):
                             wait([begun])
                     cold.take(stop)
                 first = stop
-        finally:
-            cold.close()
 
 
 def cold_part(store: Store, remote: EmbeddedRemote, part: Entry, *, verify: bool) -> Iterator[Buffer]:

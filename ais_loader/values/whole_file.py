@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Iterator
 from typing import IO
 
+from ais_loader.wire.closing import closing_fd
+
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -30,7 +32,9 @@ def whole_file(path: str, *, replace: bool, durable: bool = False) -> Iterator[I
                 os.fsync(file.fileno())
         _publish(part, path, replace=replace)
         if durable:
-            _sync_folder(os.path.dirname(path) or ".")
+            folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with closing_fd(folder):
+                os.fsync(folder)
     except OSError as error:
         if error.filename is None and error.errno in _WRITING:
             error.filename = path  # a failed write does not name its file
@@ -60,11 +64,3 @@ def _publish(part: str, path: str, *, replace: bool) -> None:
                 raise FileExistsError(path) from None
             # A file system without hard links.
     os.replace(part, path)
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

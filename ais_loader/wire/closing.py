@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Self
 
 
@@ -16,3 +19,12 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Close a file descriptor at the end of the `with` block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)

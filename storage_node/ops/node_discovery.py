@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,11 +142,8 @@ def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]
 
 def make_node(drives: Sequence[Path]) -> NodeDrives:
     """Create a new store on empty or missing folders. Raises LoaderError."""
-    store = Store.open(drives, mode="a")
-    try:
+    with closing(Store.open(drives, mode="a")) as store:
         created = NodeDrives(store.store_uuid, tuple(sorted(drives)))
-    finally:
-        store.close()
     return created
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
 from ais_loader.name_matching import matcher, printable_path
+from ais_loader.wire.closing import closing_fd
 from storage_node.promote.confined_path import FOLDER, open_beneath
 from storage_node.promote.store_folders import StoreFolders
 from storage_node.store.names import check_object_name
@@ -103,7 +104,7 @@ class Walk:
         self._own = own or StoreFolders()
         self._mine = mine
         self._chosen = wanted.chooser()
-        with _opened(root, path, os.O_PATH | os.O_CLOEXEC) as fd:  # no device is opened
+        with closing_fd(open_beneath(root.fd, path, os.O_PATH | os.O_CLOEXEC)) as fd:  # no device is opened
             found = os.fstat(fd)
         self.device, self.inode, self.is_folder = found.st_dev, found.st_ino, stat.S_ISDIR(found.st_mode)
         self._top: OpenFolder | FoundFile
@@ -198,15 +199,6 @@ class Walk:
                 is_link,
             )
         )
-
-
-@contextlib.contextmanager
-def _opened(root: OpenFolder, path: bytes, flags: int) -> Iterator[int]:
-    fd = open_beneath(root.fd, path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _checked(found: FoundFile) -> Found:

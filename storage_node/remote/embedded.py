@@ -7,6 +7,7 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 
 from ais_loader.errors import LoaderError
@@ -120,15 +121,12 @@ class EmbeddedRemote:
     ) -> pb.ObjectInfo:
         """Put an object to the remote storage, and store a copy; only store it if it is written back. Raises
         LoaderError."""
-        spool = spool_for(self._store, f"{header.bucket}/{header.name}")
-        try:
+        with closing(spool_for(self._store, f"{header.bucket}/{header.name}")) as spool:
             for chunk in chunks:
                 spool.write(chunk)
             check_announced(spool, header)
             header.size_bytes, header.checksum = spool.size_bytes, spool.checksum
             return self.run(self.tier.bucket_writes.put(bucket, header, lambda: self._chunks(spool)))
-        finally:
-            spool.close()
 
     def promote(
         self, job: Job, heads: Callable[..., Sequence[Described | LoaderError]], group: Sequence[Found]

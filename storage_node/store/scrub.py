@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from ais_loader.errors import CorruptObject, StoreFormatError
+from ais_loader.wire.closing import closing_fd
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c, decode_checked, encode_checked
 from storage_node.store.damaged_copies import DamagedCopies
@@ -161,8 +162,7 @@ def compare_copy(drive: Drive, entry: CatalogEntry) -> Iterator[int]:
     if entry.size_bytes > BLOCK_BYTES:
         stored = read_blocks(drive.catalog, entry, 0, -(-entry.size_bytes // BLOCK_BYTES)).tolist()
     whole = 0
-    fd = drive.files.open(entry.path)
-    try:
+    with closing_fd(drive.files.open(entry.path)) as fd:
         for at, checksum in enumerate(stored):
             wanted = min(BLOCK_BYTES, entry.size_bytes - at * BLOCK_BYTES)
             block = _pread(fd, wanted, entry.offset + at * BLOCK_BYTES)
@@ -172,8 +172,6 @@ def compare_copy(drive: Drive, entry: CatalogEntry) -> Iterator[int]:
             yield wanted
         if whole != entry.checksum or (not entry.offset and os.fstat(fd).st_size != entry.size_bytes):
             raise CorruptObject(f"{drive.root}: the bytes do not match the stored checksum")
-    finally:
-        os.close(fd)
 
 
 def is_whole(drive: Drive, entry: CatalogEntry) -> bool:

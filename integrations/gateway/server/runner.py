@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import is_remote
@@ -59,11 +60,8 @@ def run_gateway(
         finally:
             workers.stop()
         return
-    clients = plan.clients()
-    try:
+    with closing(plan.clients()) as clients:
         asyncio.run(_serve(plan, clients, listener, announce, metrics_host, metrics_port))
-    finally:
-        clients.close()
 
 
 async def _serve(

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,8 @@ def run_worker(plan: GatewayPlan, listener: socket.socket, control: Connection) 
     os.umask(0o077)  # the access log, and spooled bodies
     share_freed_memory()
     try:
-        clients = plan.clients()
-        try:
+        with closing(plan.clients()) as clients:
             asyncio.run(_serve(plan, clients, listener, control))
-        finally:
-            clients.close()
     except LoaderError as error:
         _tell(control, error)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 
 from ais_loader.errors import LoaderError
@@ -175,8 +176,7 @@ async def own_frames(
             await credit.spend(answer[1])
             yield frame
             return
-    batch = await look_up(resources, tenant, part)
-    try:
+    with closing(await look_up(resources, tenant, part)) as batch:
         if buckets:
             await _store_cold(resources, part, batch, buckets)
         if batch.coded:
@@ -190,8 +190,6 @@ async def own_frames(
                 slot.release()
             credit.add(span.payload_bytes - len(frame.payload))
             yield frame
-    finally:
-        batch.close()
 
 
 async def _store_cold(

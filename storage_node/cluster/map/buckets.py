@@ -98,17 +98,8 @@ class ClusterBuckets:
         """Change properties of a bucket. Raises BucketNotFound, InvalidRequest, Unsupported, ChangeFailed."""
         _require_no_quota(settings)
         require_redundancy(settings)
-        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
-        if meant is None or meant.coded_of:
-            raise _not_to_change(name, view)
-        change = mutations.set_bucket(name, settings)
-
-        def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
-            found = _find(map_, name)
-            if found is None or found.uuid != meant.uuid:
-                raise _not_found(name)
-            return change(map_)
-
+        meant = await self._to_change(view, name)
+        edit = _while_it_is(meant, mutations.set_bucket(name, settings))
         found = _find(await self._change(view, edit), name)
         if found is None:
             raise _not_found(name)
@@ -119,9 +110,7 @@ class ClusterBuckets:
     ) -> None:
         """Deny contents in a bucket, or allow them again. Each node denies the objects that it has of them as soon as
         it has the map. Raises BucketNotFound, SnapshotReadOnly, InvalidRequest, ChangeFailed."""
-        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
-        if meant is None or meant.coded_of:
-            raise _not_to_change(name, view)
+        meant = await self._to_change(view, name)
         if denied or allowed or not meant.HasField("denied"):
             await self._change(view, mutations.deny(meant.uuid, denied, allowed, reason))
 
@@ -130,17 +119,8 @@ class ClusterBuckets:
 
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
-        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
-        if meant is None or meant.coded_of:
-            raise _not_to_change(name, view)
-        remove = mutations.delete_bucket(name)
-
-        def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
-            found = _find(map_, name)
-            if found is None or found.uuid != meant.uuid:
-                raise _not_found(name)
-            return remove(map_)
-
+        meant = await self._to_change(view, name)
+        edit = _while_it_is(meant, mutations.delete_bucket(name))
         async with aclosing(AsyncChannels(self._caller)) as channels:  # connecting costs a node as much as answering
             listing = _Listing(view, name, channels)
             if not force:
@@ -148,6 +128,15 @@ class ClusterBuckets:
             deleted = await listing.count() if force else 0
             await self._change(view, edit, channels)
             return deleted
+
+    async def _to_change(self, view: ClusterView, name: str) -> cluster_pb.MapBucket:
+        """Return a bucket that may be changed; one that the view does not know is looked for in the newest map."""
+        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
+        if meant is not None and not meant.coded_of:
+            return meant
+        if name in view.pinned:
+            raise SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; change the bucket itself")
+        raise _not_found(name, view)
 
     async def _change(
         self, view: ClusterView, edit: Edit, channels: AsyncChannels | None = None
@@ -230,10 +219,16 @@ def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
     return bucket_not_found(of, () if view is None else [one.name for one in view.buckets.values() if not one.coded_of])
 
 
-def _not_to_change(name: str, view: ClusterView) -> LoaderError:
-    if name in view.pinned:
-        return SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; change the bucket itself")
-    return _not_found(name, view)
+def _while_it_is(meant: cluster_pb.MapBucket, edit: Edit) -> Edit:
+    """Return an edit that raises BucketNotFound if the bucket was deleted meanwhile, also if its name is used again."""
+
+    def checked(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+        found = _find(map_, meant.name)
+        if found is None or found.uuid != meant.uuid:
+            raise _not_found(meant.name)
+        return edit(map_)
+
+    return checked
 
 
 def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:

@@ -98,19 +98,19 @@ class WriteCoordinator:
 
     async def current(self, bucket: str, found: Listed) -> Filtered:
         """Remove the objects from a listing of this node that are outdated, as far as their owners know."""
-        try:
-            replica_set = self.replica_set(bucket)  # listings of snapshots are already filtered by owner
-        except TooFewCopies:
-            replica_set = None
+        replica_set = self._to_filter_by(bucket)
         return Filtered(found) if replica_set is None else await current(self._replicas, replica_set, found)
 
     def owns(self, bucket: str, names: Sequence[bytes]) -> bool:
         """Whether this node owns all objects of a listing, so that `current` would keep them."""
-        try:
-            replica_set = self.replica_set(bucket)
-        except TooFewCopies:
-            replica_set = None
+        replica_set = self._to_filter_by(bucket)
         return replica_set is None or owns(replica_set, names)
+
+    def _to_filter_by(self, bucket: str) -> ReplicaSet | None:
+        try:
+            return self.replica_set(bucket)  # listings of snapshots are already filtered by owner
+        except TooFewCopies:
+            return None
 
     # -- one object
 

@@ -22,7 +22,7 @@ from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
 from storage_node.store.replica_state import clock_s
 from storage_node.store.store import Store
-from storage_node.store.write import Upload, check_content
+from storage_node.store.write import Upload, check_announced, check_content
 
 ELSEWHERE = b"elsewhere"
 """Replaces the path of an object that is on another node."""
@@ -107,11 +107,7 @@ class HeldWrite:
         if isinstance(upload, Upload):
             try:
                 check_content(upload, end.size_bytes, end.checksum)
-                check_content(
-                    upload,
-                    header.size_bytes if header.HasField("size_bytes") else None,
-                    header.checksum if header.HasField("checksum") else None,
-                )
+                check_announced(upload, header)
             except LoaderError as error:
                 upload.abort()
                 self._uploads[0] = error

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
 
 from ais_loader.errors import BucketNotFound, LoaderError, ObjectDenied, ObjectNotFound, SnapshotNotFound
 from ais_loader.wire.cluster_map import ClusterView, by_key
@@ -177,13 +178,10 @@ class Convergence:
             return
         read = self._node.read
         pinned = self._pinned(bucket, cut)
-        reader = await read(lambda: open_object(self._store, pinned, name, version=str(entry.version)))
-        try:
+        with closing(await read(lambda: open_object(self._store, pinned, name, version=str(entry.version)))) as reader:
             yield pb.KeepRequest(header=header)
             while chunk := await read(next, reader, b""):
                 yield pb.KeepRequest(data=chunk)
-        finally:
-            reader.close()
 
     def _pinned(self, bucket: cluster_pb.MapBucket, cut: int) -> str:
         for name, one in self._store.record.current.snapshots.get(bucket.uuid.hex(), {}).items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -122,13 +123,10 @@ class OwnStore:
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
     """Read objects: those that fit into memory in frames, as for a batch; larger ones, and those that the batch fails
     to read, one by one."""
-    batch = StoreBatch.of_files(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
     found: list[Input | LoaderError | None] = [None] * len(names)
-    try:
+    with closing(StoreBatch.of_files(store, batch_pb.BatchRequest(bucket=[bucket], name=names))) as batch:
         for span in _spans(batch):
             _read_span(batch, span, found)
-    finally:
-        batch.close()
     return [
         _local_input(store, spool, bucket, name) if one is None else one for name, one in zip(names, found, strict=True)
     ]

@@ -8,6 +8,7 @@ transforms.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -33,8 +34,7 @@ def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) 
         except BaseException:
             receiver.discard()
             raise
-        content = receiver.content()
-        try:
+        with closing(receiver.content()) as content:
             if content.size_bytes <= SMALL_BYTES:
                 data = bytes(content.read(0, content.size_bytes))
                 small = pb.SmallObject(
@@ -43,8 +43,6 @@ def direct_put_writer(store: JobStore, groups: PutGroups[Stored], spool: Spool) 
                 stored = await groups.put(small)
             else:
                 stored = await store.put_large(claims.bucket, claims.name, metadata, content)
-        finally:
-            content.close()
         if (stored.size_bytes, stored.checksum) != (content.size_bytes, content.checksum):
             raise LoaderError(f"{claims.bucket}/{claims.name}: another result was stored meanwhile")
         return PutResult(stored.version, stored.size_bytes, stored.checksum)

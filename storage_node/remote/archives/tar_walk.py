@@ -275,8 +275,6 @@ def index_directory(source: SparseSource, limits: ArchiveLimits = DEFAULT_LIMITS
     Raises MissingBytes, and what indexing a stored zip raises: ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge.
     """
     directory = find_directory(source, limits)
-    if directory.entries > limits.members:
-        raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
     source.pread(directory.size_bytes, directory.at)  # all of it is missing together, and not piece by piece
     allowed, total = limits.unpacked_bytes(source.size_bytes), 0
     table = MemberTable(limits)

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from ais_loader.errors import DriveFull, ObjectNotFound, ObjectReplaced, RangeError
+from ais_loader.wire.closing import closing_fd
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.arriving.arrivals import Arrival, Read, Topic
@@ -239,13 +240,11 @@ async def begun(part: ArrivingPart, again: Callable[[], Awaitable[R]]) -> Arrivi
 
 def _keep(fd: int, data: memoryview, offset: int) -> None:
     """Replace the content of a file, at the same offset as in the object, and close the descriptor."""
-    try:
+    with closing_fd(fd):
         os.ftruncate(fd, 0)
         while data:
             written = os.pwrite(fd, data, offset)
             data, offset = data[written:], offset + written
-    finally:
-        os.close(fd)
 
 
 def _memory() -> int:

@@ -29,6 +29,7 @@ from ais_loader.errors import (
     SourceRefused,
     SourceUnreadable,
 )
+from ais_loader.wire.closing import closing_fd
 from ais_loader.wire.remote import Remote
 from storage_node.promote.confined_path import FILE, FOLDER, open_beneath
 from storage_node.remote.drivers.driver import (
@@ -73,11 +74,8 @@ class FolderDriver:
 
     async def head(self, name: str) -> RemoteObject:
         def stat_file() -> RemoteObject:
-            fd = self._open(name)
-            try:
+            with closing_fd(self._open(name)) as fd:
                 return _described(name, os.fstat(fd))
-            finally:
-                os.close(fd)
 
         return await self._in_thread(name, stat_file)
 
@@ -249,7 +247,7 @@ class FolderDriver:
 
     def _open(self, name: str) -> int:
         """Open a regular file for reading. Raises OSError, and LoaderError for other files."""
-        with self._root_folder() as root_fd:
+        with closing_fd(os.open(self._root, FOLDER)) as root_fd:
             fd = open_beneath(root_fd, os.fsencode(name), FILE)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -257,17 +255,9 @@ class FolderDriver:
         return fd
 
     @contextlib.contextmanager
-    def _root_folder(self) -> Iterator[int]:
-        fd = os.open(self._root, FOLDER)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    @contextlib.contextmanager
     def _folder(self, folder: str, *, create: bool = False) -> Iterator[int]:
         """Open a folder below the root, and create it if necessary."""
-        with self._root_folder() as root_fd:
+        with closing_fd(os.open(self._root, FOLDER)) as root_fd:
             if not folder:
                 yield root_fd
                 return
@@ -276,11 +266,8 @@ class FolderDriver:
                 for depth in range(len(parts)):
                     with self._folder("/".join(parts[:depth])) as above, contextlib.suppress(FileExistsError):
                         os.mkdir(parts[depth], dir_fd=above)
-            fd = open_beneath(root_fd, os.fsencode(folder), FOLDER)
-            try:
+            with closing_fd(open_beneath(root_fd, os.fsencode(folder), FOLDER)) as fd:
                 yield fd
-            finally:
-                os.close(fd)
 
     def _place(self, name: str) -> str:
         return f"{self._remote.url}/{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 from ais_loader.errors import ObjectNotFound, RemoteUnavailable, VersionConflict
@@ -104,12 +104,9 @@ class Uploader:
 
     async def _chunks(self, bucket: str, upload: PendingUpload) -> AsyncGenerator[bytes, None]:
         opened = functools.partial(open_object, self._store, bucket, upload.name, version=str(upload.version))
-        reader = await self._read(opened)
-        try:
+        with closing(await self._read(opened)) as reader:
             while chunk := await self._read(next, reader, b""):
                 yield bytes(chunk)
-        finally:
-            reader.close()
 
 
 def _users(entry: CatalogEntry) -> dict[str, str]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.channel_options import peer_of, set_tcp_options
+from ais_loader.wire.closing import closing_fd
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, TOKEN_BYTES, VERSION, WELCOME
 from storage_node.batch.session import BatchService
@@ -427,7 +428,5 @@ def _peer_without_number(sock: socket.socket, user: int) -> str:
         descriptor = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
         return f"user {user}"
-    try:
+    with closing_fd(descriptor):
         return f"user {user}, process {os.fstat(descriptor).st_ino}"
-    finally:
-        os.close(descriptor)

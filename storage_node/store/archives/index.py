@@ -40,6 +40,7 @@ from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import STORED, Member, require_readable
 from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
+from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
 
@@ -117,11 +118,7 @@ class MemberIndex:
                 partial.unlink()
             raise
         if sync:
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)
 
     @classmethod
     def open(cls, path: Path, shard: ShardState) -> MemberIndex:

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
@@ -369,12 +370,10 @@ class OpenArchives:
             fd = self._files.open(entry.path)
         except OSError:
             return  # replaced already
-        try:
+        with closing_fd(fd):
             index = indexing.finish(FdSource(fd, entry.size_bytes))
             if index is not None:
                 self._save(index, self._path(entry.path), _state(entry))
-        finally:
-            os.close(fd)
 
     def forget(self, path: bytes) -> None:
         """Drop everything kept for a shard whose file has been removed."""

@@ -87,6 +87,8 @@ def find_directory(source: ByteSource, limits: ArchiveLimits) -> Directory:
         raise ArchiveDamaged(
             f"byte {end_at}: the zip announces {entries} entries in a directory of {length} bytes from byte {offset}"
         )
+    if entries > limits.members:
+        raise ArchiveTooLarge(f"a zip of {entries} entries; at most {limits.members} are served")
     if length > limits.directory_bytes:
         raise ArchiveTooLarge(f"a zip directory of {length} bytes; at most {limits.directory_bytes} are read")
     return Directory(offset + shift, length, entries, shift)

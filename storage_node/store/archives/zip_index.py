@@ -28,8 +28,6 @@ PIECE_BYTES = 1 << 20
 def index_zip(source: ByteSource, limits: ArchiveLimits = DEFAULT_LIMITS) -> MemberIndex:
     """Index a zip. Raises ArchiveDamaged, ArchiveTooLarge; ArchiveUnsupported for a part of several volumes."""
     directory = find_directory(source, limits)
-    if directory.entries > limits.members:
-        raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
     allowed = limits.unpacked_bytes(source.size_bytes)
     total = packed = 0
     table = MemberTable(limits)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ais_loader.errors import StoreLocked
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.permissions import FILE_MODE, FOLDER_MODE
 
 _FLOCK = struct.Struct("hhqqi")  # struct flock: type, whence, start, length, pid
@@ -63,8 +64,7 @@ def note_writing(drive: Path) -> None:
 def hold(lock: Path) -> Iterator[None]:
     """Exclude every writer from a catalog meanwhile. Raises StoreLocked."""
     lock.parent.mkdir(FOLDER_MODE, exist_ok=True)
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    try:
+    with closing_fd(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)) as fd:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -72,5 +72,3 @@ def hold(lock: Path) -> Iterator[None]:
                 f"{lock.parent.parent} is open for writing by {lock_holder(lock) or 'another process'}; close it first"
             ) from None
         yield
-    finally:
-        os.close(fd)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.checksum import crc32c
 
 BLOCK_BYTES = 32 << 10
@@ -108,14 +109,12 @@ class LogGuard:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # deleted by a writer
                 continue
-            try:
+            with closing_fd(fd):
                 status = os.fstat(fd)
                 key = (path.name, status.st_ino)
                 # What is appended later may be incomplete: nothing beyond this size is examined.
                 at = _end_of_records(fd, self._sound.get(key, 0), status.st_size)
                 damage = _damage(path, fd, at, status.st_size)
-            finally:
-                os.close(fd)
             sound[key] = at
             is_log = path.suffix == ".log"
             if damage is not None:
@@ -220,12 +219,9 @@ def _can_cut(damage: _Damage) -> bool:
 
 def _cut(damage: _Damage) -> None:
     size_bytes = damage.path.stat().st_size
-    fd = os.open(damage.path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(damage.path, os.O_WRONLY | os.O_CLOEXEC)) as fd:
         os.ftruncate(fd, damage.at)
         os.fsync(fd)
-    finally:
-        os.close(fd)
     log.warning("%s: cut off its last %d bytes, which are no records", damage.path, size_bytes - damage.at)
 
 

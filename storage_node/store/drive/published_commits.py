@@ -25,6 +25,7 @@ from pathlib import Path
 
 import xxhash
 
+from ais_loader.wire.closing import closing_fd
 from ais_loader.wire.node_folder import OwnFolder, host_id
 from storage_node.store.permissions import FILE_MODE
 
@@ -131,12 +132,10 @@ def _mapped(
 ) -> tuple[memoryview[int], os.stat_result]:
     """Return the numbers in a file, which is closed, and its identity. Raises OSError, and ValueError for one that is
     too short."""
-    try:
+    with closing_fd(fd):
         if allocate:
             os.posix_fallocate(fd, 0, _SIZE_BYTES)
         return memoryview(mmap.mmap(fd, _SIZE_BYTES, prot=access)).cast("Q"), os.fstat(fd)
-    finally:
-        os.close(fd)
 
 
 def _this_host() -> int:

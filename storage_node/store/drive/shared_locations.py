@@ -43,6 +43,7 @@ from pathlib import Path
 
 import xxhash
 
+from ais_loader.wire.closing import closing_fd
 from ais_loader.wire.node_folder import host_id
 from storage_node.store.drive.locations import Locations
 from storage_node.store.drive.published_commits import FollowedCommits, PublishedCommits
@@ -157,12 +158,10 @@ class SharedLocations:
         self._table, self._id, self._sequence = None, 0, 0
         with suppress(OSError):
             fd, number, equals = self._opened(os.O_RDONLY)
-            try:
+            with closing_fd(fd):
                 table = Locations(self._dirfd, 0)
                 if (equals == sequence or (published and published == number)) and table.map(fd):
                     self._table, self._id, self._sequence = table, number, equals
-            finally:
-                os.close(fd)
         return self._table
 
     def _opened(self, flags: int) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.permissions import private
 
 T = TypeVar("T")
@@ -99,11 +100,8 @@ def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ais_loader.errors import DriveFailed, DriveFull, LoaderError, StoreReadOnly
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.segment_format import (
     REMOVED,
@@ -290,11 +291,8 @@ class RawFiles:
         """Store an identity in a published file. Returns whether the file has it now. Raises OSError."""
         if is_slot(path):
             return self._segments.own(path, identity)
-        fd = self.open(path)
-        try:
+        with closing_fd(self.open(path)) as fd:
             self.set_identity(fd, identity)
-        finally:
-            os.close(fd)
         return self.keeps_identity
 
     def _attribute(self, path: bytes, name: str) -> bytes | None:
@@ -316,12 +314,8 @@ class RawFiles:
             with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
                 self._segments.disown(file, of_file)
         for path in alone if self.keeps_identity else ():
-            with contextlib.suppress(OSError):
-                fd = self.open(path)
-                try:
-                    os.removexattr(fd, XATTR_NAME)
-                finally:
-                    os.close(fd)
+            with contextlib.suppress(OSError), closing_fd(self.open(path)) as fd:
+                os.removexattr(fd, XATTR_NAME)
 
     def ended(self, path: bytes) -> int | None:
         """Return the counter at which the object in this file ended, if it is retained for snapshots."""
@@ -457,17 +451,14 @@ class RawFiles:
         while pending:
             folder = pending.pop()
             # Each listing has a descriptor of its own: two that share one also share its position.
-            fd = os.open(folder or b".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.objects_fd)
-            try:
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        path = os.path.join(folder, os.fsencode(entry.name))
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(path)
-                        else:
-                            yield path
-            finally:
-                os.close(fd)
+            opened = os.open(folder or b".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.objects_fd)
+            with closing_fd(opened) as fd, os.scandir(fd) as entries:
+                for entry in entries:
+                    path = os.path.join(folder, os.fsencode(entry.name))
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(path)
+                    else:
+                        yield path
 
     def holds_any(self) -> bool:
         """Whether any published file exists."""

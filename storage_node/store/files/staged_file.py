@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from ais_loader.wire.closing import closing_fd
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
@@ -220,12 +221,9 @@ class StagedFile:
         if self.held is not None:
             yield b"".join(self.held)
             return
-        fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._staging_fd)
-        try:
+        with closing_fd(os.open(self.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._staging_fd)) as fd:
             while part := os.read(fd, BLOCK_BYTES):
                 yield part
-        finally:
-            os.close(fd)
 
     def block_checksums(self) -> Sequence[int]:
         """Return one checksum per block of BLOCK_BYTES; empty for objects of at most one block."""

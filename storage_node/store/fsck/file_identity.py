@@ -6,6 +6,7 @@ import errno
 import os
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.closing import closing_fd
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import RawFiles
@@ -68,8 +69,7 @@ def read_checksums(files: RawFiles, entry: CatalogEntry) -> tuple[int, int, list
     A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
     """
     whole, blocks = 0, []
-    fd = files.open(entry.path)
-    try:
+    with closing_fd(files.open(entry.path)) as fd:
         size = _bytes_in(fd, entry)
         if size != entry.size_bytes:
             return size, 0, []
@@ -80,8 +80,6 @@ def read_checksums(files: RawFiles, entry: CatalogEntry) -> tuple[int, int, list
                 return offset + len(block), 0, []  # truncated meanwhile
             blocks.append(crc32c(block))
             whole = crc32c(block, whole)
-    finally:
-        os.close(fd)
     return size, whole, blocks if entry.size_bytes > BLOCK_BYTES else []
 
 
@@ -108,11 +106,8 @@ def stored_bytes(files: RawFiles, entry: CatalogEntry) -> int:
     """Return the number of an object's bytes that exist. Raises OSError, FileNotFoundError if they are gone."""
     if entry.offset and not files.exists(entry.path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    fd = files.open(entry.path)
-    try:
+    with closing_fd(files.open(entry.path)) as fd:
         return _bytes_in(fd, entry)
-    finally:
-        os.close(fd)
 
 
 def _bytes_in(fd: int, entry: CatalogEntry) -> int:

@@ -11,7 +11,6 @@ A batch belongs to one thread at a time. It holds no lock and no memory between 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from io import FileIO
 from typing import Protocol
 
@@ -21,7 +20,6 @@ import numpy.typing as npt
 from ais_loader.errors import ArchiveUnsupported, LoaderError, MemberNotFound, NotFound, ObjectDenied, RangeError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, EntryFault, Frame, without_end
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.buckets import ObjectCoded
 from storage_node.store.checksum import crc32c
 from storage_node.store.chunked_put import Spooled
@@ -43,23 +41,18 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class StoreBatch:
+class StoreBatch(FrameReader):
     """Looked-up entries of one request, ready to be read in order."""
 
     def __init__(self, store: Store, request: pb.BatchRequest, lookup: BatchLookup | None = None) -> None:
         """`lookup`: one that has located every entry. Raises InvalidRequest if the request's columns do not fit
         together."""
-        self._request = request
         if lookup is None:
             lookup = BatchLookup(store, request)
             if not lookup.locate(waits=True):
                 lookup.run()
-        self._lookup = lookup
+        super().__init__(lookup, request)
         self._spooled: list[Closable] = []
-        self._table = lookup.table
-        self._reader = FrameReader(self._table, lookup, request)
-        self.waits = NodeWaits()
-        """Waits to report in END. The caller may set its own."""
         self.file_frame_bytes = 0
         """Maximum payload of frames that `read_message` sends from files; 0 if it is not used."""
 
@@ -140,13 +133,13 @@ class StoreBatch:
         """Look up entries whose objects have been stored, replaced or deleted since, and whose frames are not planned
         yet."""
         self._lookup.look_up_again(positions)
-        self._reader.note_change()
+        self._changed = True
 
     def place(self, position: int, spooled: Spooled, version: str) -> None:
         """Set the bytes of an entry, whose frame is not planned yet, and the version of their object."""
         self._lookup.complete()
         self._table.place(position, spooled.source.fd, spooled.size_bytes, spooled.checksum, version)
-        self._reader.note_change()
+        self._changed = True
 
     def place_arriving(
         self, position: int, fd: int, start: int, size_bytes: int, version: str, checksum: int | None = None
@@ -158,7 +151,7 @@ class StoreBatch:
         self._table.place(position, fd, size_bytes, checksum, version, start)
         if size_bytes > MAX_ITEM_BYTES:
             self._table.fail_too_large(position, size_bytes)
-        self._reader.note_change()
+        self._changed = True
 
     def enter_places(self, memory: FileIO, positions: Sequence[int]) -> None:
         """Set the bytes of coded entries to their places, which are written to this file."""
@@ -172,7 +165,7 @@ class StoreBatch:
             self._table.kind[position] = pb.CODED
             if (size_bytes := entry.size_bytes - start if length < 0 else length) > MAX_ITEM_BYTES:
                 self._table.fail_too_large(position, size_bytes)
-        self._reader.note_change()
+        self._changed = True
 
     def keep(self, spooled: Closable) -> None:
         """Keep bytes open until the batch is closed."""
@@ -212,7 +205,7 @@ class StoreBatch:
         self, target_bytes: int = TARGET_PAYLOAD_BYTES, first: int = 0, stop: int | None = None
     ) -> Iterator[FrameSpan]:
         """Iterate over the frames of `spans` as planned before any has been read."""
-        in_files = self._reader.in_files() if self.file_frame_bytes else None
+        in_files = self._in_files() if self.file_frame_bytes else None
         spans = plan_frames(
             self._table.sizes[first:stop],
             target_bytes=target_bytes,
@@ -235,21 +228,10 @@ class StoreBatch:
 
     # -- reading
 
-    def waited(self) -> bool:
-        """Whether a frame that was read since the last call had to wait for a drive."""
-        return self._reader.waited()
-
-    def announce(self, span: FrameSpan) -> int:
-        """Make the kernel prefetch what is not in the page cache. Returns the number of bytes requested.
-
-        May be called from any thread, beside the one that the batch belongs to.
-        """
-        return self._reader.announce(span)
-
     def read(self, span: FrameSpan) -> Frame:
         """Read one frame into memory of its own."""
         with self.waits.waiting("drive"):
-            return self._reader.read(span)
+            return self._read_sound(span)
 
     def read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview, bool]:
         """Read one frame into a serialized SessionResponse, without copying its payload.
@@ -259,15 +241,10 @@ class StoreBatch:
         """
         before_s = self.waits.spent_s["drive"]
         with self.waits.waiting("drive"):
-            message, ended = self._reader.read_encoded(span, batch_id, self.waits)
+            message, ended = self._read_encoded(span, batch_id)
         if ended and self.n > 1 and self.waits.spent_s["drive"] - before_s > _SLOW_S:
             return without_end(message), False
         return message, ended
-
-    def copy_encoded(self, span: FrameSpan, batch_id: int) -> tuple[memoryview, bool] | None:
-        """Do what `read_encoded` does, if all bytes can be copied out of mappings of cached files; otherwise return
-        None."""
-        return self._reader.copy_encoded(span, batch_id, self.waits)
 
     def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview | FileFrame, bool]:
         """Read a frame as `read_encoded` does, or return one whose bytes stay in their files until they are sent. The
@@ -277,27 +254,14 @@ class StoreBatch:
 
     def open_message(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
         """Return a frame that is sent from files, without examining the bytes; None for a frame that has to be read."""
-        opened = self._reader.file_frame(span, batch_id, self.waits)
+        opened = self._file_frame(span, batch_id)
         if opened is not None and opened[1] and self.n > 1 and not opened[0].cached:
             opened[0].prefix = without_end(opened[0].prefix)
             return opened[0], False
         return opened
 
-    def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
-        """Read every entry as separate bytes, directly from the drives; None if that takes more than plain reads.
-
-        With `helpers` the batch is read in up to `parts` parts at once, one of them in the calling thread.
-        """
-        return self._reader.read_all(helpers, parts)
-
-    def read_whole(self) -> Frame | None:
-        """Read every entry into one frame, whatever its size; None if the location of an entry is not known, or one
-        cannot be read."""
-        return self._reader.read_whole()
-
     def close(self) -> None:
-        """Close what a batch that ends early has left open. Reading afterwards must start anew."""
-        self._reader.close()
+        super().close()
         while self._spooled:
             self._spooled.pop().close()
 

@@ -17,7 +17,7 @@ from ais_loader.wire.node_waits import NodeWaits
 from storage_node.store.native import announce, copy_into, read_frame, read_into, read_list
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import Failure
-from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.entry_reader import EntryReader, frame_of
 from storage_node.store.read.file_frame import FileFrame, opened
 from storage_node.store.read.frame_plan import FrameSpan, goes_from_files
@@ -33,19 +33,18 @@ memory."""
 class FrameReader:
     """Reader of a batch that has been looked up. Belongs to one thread at a time."""
 
-    def __init__(self, table: BatchTable, lookup: BatchLookup, request: pb.BatchRequest) -> None:
-        self._table = table
+    def __init__(self, lookup: BatchLookup, request: pb.BatchRequest) -> None:
+        self._table = lookup.table
         self._request = request
+        self.waits = NodeWaits()
+        """Waits to report in END. The caller may set its own."""
         self._waited = bytearray(1)
         """Becomes 1 if a drive had to be waited for."""
         self._lookup = lookup
         self._entries: EntryReader | None = None
         """Created when the first entry needs it; most batches do not."""
         self._changed = False
-
-    def note_change(self) -> None:
-        """Note that the table has changed. From then on, each frame is searched for duplicates by itself."""
-        self._changed = True
+        """Whether the table has changed. From then on, each frame is searched for duplicates by itself."""
 
     @cached_property
     def _had_duplicates(self) -> bool:
@@ -54,18 +53,20 @@ class FrameReader:
         return len(set(table.sources(slice(0, table.n)))) < table.n
 
     def waited(self) -> bool:
-        """See `StoreBatch.waited`."""
+        """Whether a frame that was read since the last call had to wait for a drive."""
         waited, self._waited[0] = bool(self._waited[0]), 0
         return waited
 
     def announce(self, span: FrameSpan) -> int:
-        """See `StoreBatch.announce`."""
+        """Make the kernel prefetch what is not in the page cache. Returns the number of bytes requested.
+
+        May be called from any thread, beside the one that the batch belongs to.
+        """
         table = self._table
         at = slice(span.first, span.stop)
         return announce(table.folders[at], table.paths_of(at), table.start[at], table.sizes[at])
 
-    def read(self, span: FrameSpan) -> Frame:
-        """See `StoreBatch.read`."""
+    def _read_sound(self, span: FrameSpan) -> Frame:
         if self._table.files is not None and (frame := self._read_located(span)) is not None:
             return frame
         return _sound(self._read(span))
@@ -91,12 +92,11 @@ class FrameReader:
                 return frame_of(table, at, memoryview(result)[room:])
         return self._read_patiently(span)
 
-    def read_encoded(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[bytes | memoryview, bool]:
-        """See `StoreBatch.read_encoded`."""
+    def _read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes | memoryview, bool]:
         table = self._table
         at = slice(span.first, span.stop)
         if not span.is_piece and self._is_plain(span):
-            prefix, checksum_at, last = self._prefix(span, batch_id, waits)
+            prefix, checksum_at, last = self._prefix(span, batch_id)
             if table.files is not None:
                 target = _after(prefix, span.payload_bytes)
                 if self._read_into(span, target, len(prefix)):
@@ -107,24 +107,23 @@ class FrameReader:
                     raise LoaderError(f"a frame of {span.payload_bytes:,} bytes came to {came_bytes:,}: not delivered")
                 table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
                 return result, last
-        return encode_frame(batch_id, self.read(span)), False
+        return encode_frame(batch_id, self._read_sound(span)), False
 
-    def copy_encoded(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[memoryview, bool] | None:
-        """See `StoreBatch.copy_encoded`."""
+    def copy_encoded(self, span: FrameSpan, batch_id: int) -> tuple[memoryview, bool] | None:
+        """Do what `read_encoded` does, if all bytes can be copied out of mappings of cached files; otherwise return
+        None."""
         n = span.stop - span.first
         if self._table.files is None or n > _MAX_COPIES or span.payload_bytes > _MAX_COPIED_BYTES:
             return None
         if span.is_piece or not self._is_plain(span):
             return None
-        prefix, _, last = self._prefix(span, batch_id, waits)
+        prefix, _, last = self._prefix(span, batch_id)
         target = _after(prefix, span.payload_bytes)
         if not copy_into(target, len(prefix), *self._columns(span), b"\1" * n):
             return None
         return target.toreadonly(), last
 
-    def _prefix(
-        self, span: FrameSpan, batch_id: int, waits: NodeWaits, kinds: U8 | None = None
-    ) -> tuple[bytes, int, bool]:
+    def _prefix(self, span: FrameSpan, batch_id: int, kinds: U8 | None = None) -> tuple[bytes, int, bool]:
         """Return what precedes the payload of a frame, where the checksums are in it, and whether END is. `kinds`: of
         the checksums, if the frame says others than the table."""
         table, at = self._table, slice(span.first, span.stop)
@@ -137,23 +136,22 @@ class FrameReader:
             status=table.status[at],
             checksum_kind=table.kind[at] if kinds is None else kinds,
             payload_bytes=span.payload_bytes,
-            end=table.end(table.n, waits) if last else None,
+            end=table.end(table.n, self.waits) if last else None,
         )
         return prefix, checksum_at, last
 
-    def in_files(self) -> npt.NDArray[np.bool_] | None:
-        """Return which entries may be in a `file_frame`, shape (n,); None if the batch has duplicates."""
+    def _in_files(self) -> npt.NDArray[np.bool_] | None:
+        """Return which entries may be in a `_file_frame`, shape (n,); None if the batch has duplicates."""
         return None if self._changed or self._had_duplicates else self._table.kind == pb.STORED
 
-    def file_frame(self, span: FrameSpan, batch_id: int, waits: NodeWaits) -> tuple[FileFrame, bool] | None:
-        """See `StoreBatch.read_message`; None if the frame has to be read."""
+    def _file_frame(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
         table, n = self._table, span.stop - span.first
         if span.is_piece or not goes_from_files(n, span.payload_bytes) or not self._is_plain(span):
             return None
         at = slice(span.first, span.stop)
         if not self._know_ranges(span):
             return None
-        prefix, _, last = self._prefix(span, batch_id, waits, np.full(n, pb.UNCHECKED, np.uint8))
+        prefix, _, last = self._prefix(span, batch_id, np.full(n, pb.UNCHECKED, np.uint8))
         paths = table.paths[at] if table.files is None else [file.path for file in table.files[at]]
         columns = table.folders[at].tolist(), paths, table.start[at].tolist(), table.sizes[at].tolist()
         frame = opened(prefix, *columns)
@@ -176,7 +174,10 @@ class FrameReader:
         return known
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
-        """See `StoreBatch.read_all`."""
+        """Read every entry as separate bytes, directly from the drives; None if that takes more than plain reads.
+
+        With `helpers` the batch is read in up to `parts` parts at once, one of them in the calling thread.
+        """
         table = self._table
         if not table.n or self._request.resume_offset or not self._is_plain(FrameSpan(0, table.n, 0)):
             return None
@@ -194,7 +195,8 @@ class FrameReader:
         return whole
 
     def read_whole(self) -> Frame | None:
-        """See `StoreBatch.read_whole`."""
+        """Read every entry into one frame, whatever its size; None if the location of an entry is not known, or one
+        cannot be read."""
         table = self._table
         if table.files is None:
             return None
@@ -287,7 +289,7 @@ class FrameReader:
         return table.slots[position], table.paths[position], int(table.start[position]), int(table.sizes[position])
 
     def close(self) -> None:
-        """See `StoreBatch.close`."""
+        """Close what a batch that ends early has left open. Reading afterwards must start anew."""
         if self._entries is not None:
             self._entries.close()
 

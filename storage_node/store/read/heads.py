@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from ais_loader.errors import LoaderError, ObjectNotFound, from_node
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -14,11 +15,8 @@ from storage_node.store.store import Store
 def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
     """Look up names in this store. Raises BucketNotFound, Closed."""
     store.bucket(bucket)
-    batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
-    try:
+    with closing(StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))) as batch:
         return [_local_head(store, bucket, name, batch, position) for position, name in enumerate(names)]
-    finally:
-        batch.close()
 
 
 def _local_head(store: Store, bucket: str, name: str, batch: StoreBatch, position: int) -> Stored | LoaderError:
