@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ais_loader import connect
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually
 from storage_node.ops.status import cluster_status
+from storage_node.store.drive import identity as identities
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 from tests.table import table
 
@@ -119,6 +121,31 @@ def test_a_drive_with_the_only_other_copies_is_given_up_only_as_lost(cluster: Dr
     cluster.settled(1)
     done(cluster, "retire", "drive-0", "--node", "node-0")
     cluster.settled(0)
+    readable(cluster)
+
+
+@pytest.mark.slow
+def test_a_missing_drive_that_is_disabled_is_used_only_once_it_is_enabled(
+    cluster: DriveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, looked, read = cluster.folder(0, 0), list[Path](), identities.read
+
+    def noted(path: Path) -> object:
+        looked.append(path)
+        return read(path)
+
+    monkeypatch.setattr(identities, "read", noted)
+    folder.rename(tmp_path / "away")
+    eventually(lambda: listed(cluster, 0) == {"drive-0": "missing", "drive-1": "active"}, TIMEOUT_S, interval_s=0.1)
+    done(cluster, "disable", "drive-0", "--node", "node-0")
+    if folder.exists():  # a log that was being written may have made it
+        shutil.rmtree(folder)
+    (tmp_path / "away").rename(folder)
+    eventually(lambda: looked.count(folder) >= 3, TIMEOUT_S)
+    assert listed(cluster, 0)["drive-0"] != "active"
+    done(cluster, "enable", "drive-0", "--node", "node-0")
+    cluster.settled(0)
+    assert listed(cluster, 0) == {"drive-0": "active", "drive-1": "active"}
     readable(cluster)
 
 

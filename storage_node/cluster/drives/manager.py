@@ -163,7 +163,7 @@ class DriveManager:
 
     async def disable(self, uuid: str) -> None:
         if self._known(uuid) is None:
-            self._away[uuid].by_hand = True
+            self._away[uuid].by_hand = self._away[uuid].disabled = True
             return
         await self._in_turn(self._disable(uuid, "disabled by hand", by_hand=True))
 
