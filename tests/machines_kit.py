@@ -17,7 +17,7 @@ from types import TracebackType
 
 from tests.cluster_processes import ProcessPlace
 
-_COMMAND_TIMEOUT_S = 20.0
+_COMMAND_TIMEOUT_S = 180.0
 _NOBODY = "02:00:00:00:00:01"
 """An address that no network card here has. What is sent to it reaches the switch, and is dropped."""
 

@@ -106,7 +106,7 @@ def test_ranges_go_to_the_node_that_has_the_object(cluster: LocalCluster) -> Non
 def test_entries_of_several_buckets_are_placed_each_by_its_own(cluster: LocalCluster) -> None:
     names = ["s/0001", "s/0002", "l/1", "s/0003"]
     request = pb.BatchRequest(bucket=["nowhere", BUCKET], bucket_index=[1, 0, 1, 1], name=names, ordered=True)
-    answer = Answer.of(cluster.transport.open_batch(request, timeout_s=20))
+    answer = Answer.of(cluster.transport.open_batch(request, timeout_s=180.0))
     assert [answer.status[at] for at in range(4)] == [pb.OK, pb.NOT_FOUND, pb.OK, pb.OK]
     assert answer.faults[1].kind == "bucket-not-found"
     assert [answer.data[at] for at in (0, 2, 3)] == [OBJECTS["s/0001"], OBJECTS["l/1"], OBJECTS["s/0003"]]
@@ -166,7 +166,7 @@ def test_fail_fast_ends_with_the_first_failure_in_request_order(cluster: LocalCl
 
 def test_a_client_that_wants_all_or_nothing_gets_the_error_of_the_first_failure(cluster: LocalCluster) -> None:
     stream = cluster.transport.open_batch(
-        pb.BatchRequest(bucket=[BUCKET], name=["s/0001", "nope"], ordered=True, fail_fast=True), timeout_s=20
+        pb.BatchRequest(bucket=[BUCKET], name=["s/0001", "nope"], ordered=True, fail_fast=True), timeout_s=180.0
     )
     answer = Answer.of(stream)
     assert [answer.status[at] for at in answer.order] == [pb.OK, pb.NOT_FOUND]

@@ -168,7 +168,7 @@ def test_what_a_scan_has_located_is_at_hand(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         assert answer(store, found[:2]) is None
         store.drive_set.fill_locations()
-        assert drive_of(store).fill.wait(60)
+        assert drive_of(store).fill.wait(180)
         response = answer(store, found[1::-1])
         assert response is not None and response.frame is not None
         assert bytes(response.frame.payload) == content(1, 200) + content(0, 100)

@@ -44,7 +44,7 @@ class Recorded:
         return waits
 
     def announce(self, span: FrameSpan) -> int:
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(180)
         self.announced.append((span.first, span.offset))
         return min(self.found_bytes, span.payload_bytes)
 

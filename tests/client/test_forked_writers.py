@@ -59,7 +59,7 @@ def test_a_forked_writer_says_that_it_was_forked_and_what_to_do(tmp_path: Path) 
         child.start()
         assert ours.poll(60)
         data, found = ours.recv()
-        child.join(60)
+        child.join(180)
         assert (data, child.exitcode) == (b"1", 0)
         check(found, 'was opened with mode="a" by another process, which then forked this one')
         assert client.bucket("b").get("a") == b"1"

@@ -84,7 +84,7 @@ def echo_port() -> Iterator[int]:
     yield listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    accepting.join(60)
+    accepting.join(180)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_link_without_faults_passes_bytes_unchanged(link: FaultyLink) -> None:
         sending = threading.Thread(target=connection.sendall, args=(data,))
         sending.start()
         assert receive(connection, len(data)) == data
-        sending.join(60)
+        sending.join(180)
 
 
 def test_a_cut_link_resets_its_connections_and_accepts_new_ones(link: FaultyLink) -> None:

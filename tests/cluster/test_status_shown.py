@@ -132,7 +132,7 @@ class SilentClient:
         return self
 
     def summary(self, prefix: str, *, depth: int) -> NoReturn:
-        assert self.ended.wait(60)
+        assert self.ended.wait(180)
         raise Closed("closed")
 
 

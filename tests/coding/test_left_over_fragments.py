@@ -157,7 +157,7 @@ def test_a_manifest_is_not_stored_in_another_bucket_of_that_name(cluster: CodedC
     assert node._loop is not None and node.repair is not None
     storing = asyncio.run_coroutine_threadsafe(record(node.repair._writes, gone, [manifest]), node._loop)
     with pytest.raises(BucketNotFound, match="deleted meanwhile"):
-        storing.result(60)
+        storing.result(180)
 
 
 def test_a_manifest_of_a_bucket_that_is_gone_is_removed_with_its_fragments(cluster: CodedCluster) -> None:

@@ -35,7 +35,7 @@ def changing(buffer: Any) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(180)
 
 
 def put(bucket: Bucket, data: Any) -> list[ObjectInfo]:

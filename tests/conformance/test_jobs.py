@@ -67,7 +67,7 @@ def test_a_bucket_into_a_bucket_and_again(client: Client) -> None:
 def test_failures_are_left_out_and_told(client: Client) -> None:
     job = client.bucket("b").transform("to2", etl="odd", wait=False)
     with pytest.raises(errors.TransformIncomplete, match="even by far"):
-        job.wait(timeout_s=60)
+        job.wait(timeout_s=180)
     assert (job.counts.transformed, job.counts.failed) == (147, 3)
     assert [failure.name for failure in job.failures()] == ["in/000.txt", "in/050.txt", "in/100.txt"]
     assert len(list(client.bucket("to2").objects())) == 147
@@ -81,7 +81,7 @@ def test_results_are_held_to_the_quota_of_their_bucket(client: Client) -> None:
         pytest.skip("a bucket of a cluster has no quota")
     job = client.bucket("b").transform("small", etl="upper", wait=False)
     with pytest.raises(errors.TransformIncomplete, match="a quota of 20 objects"):
-        job.wait(timeout_s=60)
+        job.wait(timeout_s=180)
     assert (job.counts.transformed, job.counts.failed) == (20, 130)
     assert len(list(client.bucket("small").objects())) == 20
     with pytest.raises(errors.QuotaExceeded, match="a quota of 20 objects"):
@@ -96,7 +96,7 @@ def test_one_object_and_a_pipeline(client: Client) -> None:
 
 def test_inspect_and_dry_run_write_nothing(client: Client) -> None:
     inspected = client.bucket("b").transform("to3", etl="odd", inspect=True, wait=False)
-    inspected.wait(timeout_s=60)
+    inspected.wait(timeout_s=180)
     assert inspected.counts.failed == 3
     planned = client.bucket("b").transform("to3", etl="upper", rename={"txt": "up"}, dry_run=True)
     assert sorted(one.result for one in planned)[0] == "in/000.up"

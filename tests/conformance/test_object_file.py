@@ -191,7 +191,7 @@ def test_threads_that_share_a_file_each_get_whole_reads(bucket: Bucket) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
     assert sorted(parts) == sorted(DATA[at : at + 10_000] for at in range(0, len(DATA), 10_000))
 
 

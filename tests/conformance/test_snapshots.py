@@ -203,7 +203,7 @@ def test_snapshots_under_writers_are_cuts_of_each_object_and_never_change(
     finally:
         stop.set()
         for worker in workers:
-            worker.join(60)
+            worker.join(180)
     assert not problems
     for name, wanted in seen.items():
         frozen = client.bucket(bucket.name, snapshot=name)

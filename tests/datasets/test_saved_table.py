@@ -287,14 +287,14 @@ def test_threads_may_open_a_table_that_arrived_together(tmp_path: Path) -> None:
         found: list[Any] = []
 
         def read(table: EntryTable = table, start: threading.Barrier = start, found: list[Any] = found) -> None:
-            start.wait(60)
+            start.wait(180)
             found.append(list(table))
 
         threads = [threading.Thread(target=read) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         assert len(found) == 4 and all(one == list(table) for one in found)
         assert all(entry.version for entry in found[0])
 

@@ -125,7 +125,7 @@ class Page:
                 thing.close()
         for node in self.nodes:
             node.terminate()
-            node.wait(60)
+            node.wait(180)
 
 
 def main() -> int:

@@ -183,7 +183,7 @@ def test_replacing_while_it_is_asked_gives_the_result_of_a_version_there_was(tmp
                     client.etl.init("t", Command(WORDS[number % 2]), replace=True)
             finally:
                 replaced.set()
-            made = asked.result(60)
+            made = asked.result(180)
         for at, one in enumerate(made):
             assert one in (b"ABC%d" % at, b"bcd%d" % at)
         assert len(made) == 40

@@ -105,7 +105,7 @@ def forget_results(node: NodeServer) -> None:
         node.batches.resources.etl.cache.clear()
 
     assert node._loop is not None
-    asyncio.run_coroutine_threadsafe(forget(), node._loop).result(60)
+    asyncio.run_coroutine_threadsafe(forget(), node._loop).result(180)
 
 
 @pytest.mark.parametrize("offset", [1, 4 * MiB + 5, 6 * MiB - 1])

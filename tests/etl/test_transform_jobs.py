@@ -101,7 +101,7 @@ def test_a_job_that_nobody_waits_for_goes_on_and_may_be_stopped_listed_and_forgo
     job = client.bucket(BUCKET).transform("to", etl="upper", name="j", wait=False)
     with connect(client.url) as other:
         same = other.etl.job("j")
-        same.wait(timeout_s=20)
+        same.wait(timeout_s=180)
         assert (same.state, same.counts.transformed) == ("done", 200)
         assert [one.name for one in other.etl.jobs()] == ["j"]
         same.delete()

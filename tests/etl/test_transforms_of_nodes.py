@@ -53,12 +53,12 @@ def test_a_node_that_comes_back_serves_what_was_made_before(tmp_path: Path) -> N
 def test_a_node_that_joins_and_one_that_comes_back_to_a_cluster_transform_what_they_own(tmp_path: Path) -> None:
     with NodeServer([tmp_path / "first"], config()) as first, NodeServer([tmp_path / "second"], config()) as second:
         endpoints = [first.peer_endpoint]
-        change_map(endpoints, create_cluster([member(first, "h-1")]), timeout_s=20.0)
+        change_map(endpoints, create_cluster([member(first, "h-1")]), timeout_s=180.0)
         with connect(first.url) as client:
             client.create_bucket("b", copies=1).put_many([(name, b"abc") for name in NAMES])
             client.etl.init("up", NodeCommand("shift"))
             assert upper_of_all(client) == [b"ABC"] * len(NAMES)
-            change_map(endpoints, add_node(member(second, "h-2")), timeout_s=20.0)
+            change_map(endpoints, add_node(member(second, "h-2")), timeout_s=180.0)
 
             def has_joined() -> bool:
                 view = second.membership.view

@@ -56,7 +56,7 @@ class ScriptedNode:
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self._server.stop(None).wait(60)
+        self._server.stop(None).wait(180)
 
 
 def frame(batch_id: int, parts: dict[int, bytes], *, status: int = pb.OK, **changes: Any) -> bytes:

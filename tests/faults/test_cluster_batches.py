@@ -165,7 +165,7 @@ def test_a_batch_waits_for_the_only_copies_on_a_node_that_restarts(
     cluster: Cluster, client: Client, assembly: str
 ) -> None:
     for victim in range(3):
-        batch = client.bucket("one").get_batch(MIXED, assembly=assembly, timeout_s=60.0)
+        batch = client.bucket("one").get_batch(MIXED, assembly=assembly, timeout_s=180.0)
         items = list(itertools.islice(batch, 20))
         cluster.kill(victim)
         with ThreadPoolExecutor(1) as pool:

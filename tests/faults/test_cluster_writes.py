@@ -159,7 +159,7 @@ def test_a_coordinator_killed_at_any_moment_leaves_old_or_new_and_the_next_write
                     for result in writer.put_many(datas):
                         assert result.HasField("info"), result.error
                         acknowledged[result.info.name] = begun[result.info.name]
-            timer.join(60)
+            timer.join(180)
             copies = everywhere(cluster)
             assert_copies_of_one_version_are_equal(copies)
             for name in names:

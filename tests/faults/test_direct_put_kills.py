@@ -39,7 +39,7 @@ class Held(HTTPMultiThreadedServer):
             self.begun += 1
             begun = self.begun
         if begun > 10:
-            assert self.let.wait(60)
+            assert self.let.wait(180)
         return twice(data)
 
 
@@ -72,7 +72,7 @@ def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path
             cluster.kill([VICTIM])
         finally:
             server.let.set()
-        counts = job.wait(timeout_s=60)
+        counts = job.wait(timeout_s=180)
         assert (job.state, counts.transformed + counts.skipped, counts.failed) == ("done", len(SOURCES), 0)
         require_right(client)
         cluster.start([VICTIM])

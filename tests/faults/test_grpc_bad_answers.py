@@ -23,7 +23,7 @@ WHOLE = seeded_bytes(3000)
 def read(node: ScriptedNode, names: int = 3, verify_payload: bool = False) -> list[bytes]:
     with connect(node.url, options=ClusterOptions(retry_s=1.0, verify_payload=verify_payload)) as client:
         return [
-            item.tobytes() for item in client.bucket("b").get_batch([str(at) for at in range(names)], timeout_s=60.0)
+            item.tobytes() for item in client.bucket("b").get_batch([str(at) for at in range(names)], timeout_s=180.0)
         ]
 
 
@@ -344,4 +344,4 @@ def test_a_node_of_another_protocol_is_named_as_such() -> None:
                 with pytest.raises(errors.Unsupported, match="not a storage node"):
                     call()
     finally:
-        server.stop(None).wait(60)
+        server.stop(None).wait(180)

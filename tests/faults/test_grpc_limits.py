@@ -332,7 +332,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
                 order = random_order(seed)[:24]  # of all 32, with what they keep, less than 2 GiB
                 with connect(node.url, options=ClusterOptions(retry_s=240.0)) as busy:
                     for _ in range(3):
-                        found = busy.bucket("b").get_batch(order, timeout_s=60.0).tobytes()
+                        found = busy.bucket("b").get_batch(order, timeout_s=180.0).tobytes()
                         if found != [OBJECTS[name] for name in order]:
                             return False
                 return True

@@ -278,7 +278,7 @@ def test_a_node_that_stops_in_order_is_resumed_after_too(node: NodeProcess, buck
 def test_a_frozen_node_is_silence_and_all_is_well_when_it_thaws(node: NodeProcess, bucket: Bucket) -> None:
     names = [*SMALL, "large", "large"]
     batch = bucket.get_batch(names, timeout_s=2.0)
-    patient = bucket.get_batch(names, timeout_s=60.0)
+    patient = bucket.get_batch(names, timeout_s=180.0)
     items = [next(batch)]
     node.pause()
     try:
@@ -369,7 +369,7 @@ def test_a_slow_link_is_no_fault(link: FaultyLink) -> None:
     link.latency_s, link.bytes_per_s = 0.03, 20e6
     names = list(SMALL)[:40]
     with connect(link.url) as client:
-        check(list(client.bucket("b").get_batch(names, timeout_s=60.0)), names)
+        check(list(client.bucket("b").get_batch(names, timeout_s=180.0)), names)
 
 
 @pytest.mark.slow

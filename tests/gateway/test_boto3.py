@@ -194,7 +194,7 @@ def test_conditional_writes(served: Served, s3: Any, bucket: str) -> None:
     barrier, won = threading.Barrier(6), []
 
     def race(number: int) -> None:
-        barrier.wait(60)
+        barrier.wait(180)
         try:
             s3.put_object(Bucket=bucket, Key="race", Body=str(number).encode(), IfNoneMatch="*")
             won.append(number)

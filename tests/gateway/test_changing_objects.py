@@ -169,7 +169,7 @@ def test_an_object_that_is_replaced_all_the_time_is_never_mixed_nor_missing(plac
             list(pool.map(read, range(40)))
         finally:
             ended.set()
-        writer.result(60)
+        writer.result(180)
 
 
 def test_large_bodies_over_tls(place: Place, tmp_path: Path) -> None:

@@ -120,4 +120,4 @@ def test_objects_that_stay_are_listed_once_while_others_change(served: Served, s
             assert [key for key in keys if int(key[1:]) % 2 == 0] == stay
     finally:
         stopping.set()
-        changing.join(60)
+        changing.join(180)

@@ -140,7 +140,7 @@ def test_stopping_ends_a_thread_that_waits() -> None:
         thread.start()
         assert theirs.recv(1) == b"\0"
         direct.stop()
-        thread.join(60)
+        thread.join(180)
         assert not thread.is_alive()
     assert len(failed) == 1
     assert not isinstance(failed[0], TimeoutError)

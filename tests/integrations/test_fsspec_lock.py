@@ -313,7 +313,7 @@ def test_threads_write_side_by_side_with_one_lock(store: Path, elsewhere: Elsewh
 
     def write(number: int) -> bytes:
         files = opened(store)  # one for each thread
-        together.wait(60)
+        together.wait(180)
         for round_number in range(5):
             files.pipe_file(f"b/{number}", b"%d" % round_number)
             files.release_lock()
@@ -396,7 +396,7 @@ def test_a_client_of_this_process_may_write_as_soon_as_nothing_is_written_throug
 def in_a_fork(work: Any) -> None:
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
-    child.join(60)
+    child.join(180)
     assert child.exitcode == 0
 
 

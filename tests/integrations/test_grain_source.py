@@ -45,8 +45,8 @@ def test_reads_during_a_request_are_the_next_one() -> None:
         others = [threads.submit(source.__getitem__, at) for at in range(20, 27)]
         eventually(lambda: len(source._waiting) == 7)
         dataset.may_answer.release(2)
-        assert first.result(60) == -5
-        assert [one.result(60) for one in others] == [-at for at in range(20, 27)]
+        assert first.result(180) == -5
+        assert [one.result(180) for one in others] == [-at for at in range(20, 27)]
     assert [sorted(request) for request in dataset.requests] == [[5], list(range(20, 27))]
 
 
@@ -59,10 +59,10 @@ def test_an_error_belongs_to_its_sample() -> None:
         others = {at: threads.submit(source.__getitem__, at) for at in (12, 13, 14)}
         eventually(lambda: len(source._waiting) == 3)
         dataset.may_answer.release(5)
-        assert first.result(60) == 0
-        assert (others[12].result(60), others[14].result(60)) == (-12, -14)
+        assert first.result(180) == 0
+        assert (others[12].result(180), others[14].result(180)) == (-12, -14)
         with pytest.raises(ArithmeticError, match="unlucky"):
-            others[13].result(60)
+            others[13].result(180)
     dataset.may_answer.release(1)
     assert source[1] == -1
 
@@ -94,7 +94,7 @@ def test_a_thread_that_is_interrupted_leaves_the_others_their_turn() -> None:
         eventually(lambda number=number: len(source._waiting) == number)
     dataset.may_answer.release(10)
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert sorted(results) == [0, 7, 8, 9]
     assert [at for at, result in results.items() if result == "interrupted"] != []
     assert len([at for at, result in results.items() if result == -at]) == 3

@@ -90,7 +90,7 @@ def test_a_reference_in_use_reads_in_processes_of_every_kind(stores: tuple[Path,
     answers = context.SimpleQueue()
     child = context.Process(target=_tell, args=(store, answers))
     child.start()
-    child.join(60)
+    child.join(180)
     assert child.exitcode == 0
     assert answers.get() == b"two"
 

@@ -398,5 +398,5 @@ def test_a_connection_that_comes_as_the_node_stops_listening_is_closed(tmp_path:
             node.lanes.close()
 
         [accepting, *_] = node.lanes._accepting
-        asyncio.run_coroutine_threadsafe(come_and_stop(), accepting.get_loop()).result(60)
+        asyncio.run_coroutine_threadsafe(come_and_stop(), accepting.get_loop()).result(180)
     gc.collect()

@@ -81,7 +81,7 @@ class Hostile:
         def messages() -> Iterator[pb.PutRequest]:
             yield pb.PutRequest(header=pb.PutHeader(bucket="b", name=name))
             yield pb.PutRequest(data=bytes(MiB))
-            self._stop.wait(60)
+            self._stop.wait(180)
 
         return self.stub.Put.future(messages(), metadata=HOSTILE, timeout=180)
 
@@ -240,7 +240,7 @@ def test_groups_that_are_never_committed_have_a_budget_and_give_it_back(tmp_path
         def messages(number: int) -> Iterator[wire.WriteRequest]:
             small = [pb.SmallObject(bucket=BUCKET, name=f"{number}/{at}", data=bytes(64 << 10)) for at in range(32)]
             yield wire.WriteRequest(group=wire.WriteGroup(object=small, bucket_uuid={BUCKET: uuid}))
-            silent.wait(60)
+            silent.wait(180)
 
         with peer_of(node) as channel:
             stub = ais_replica_pb2_grpc.ReplicaStub(channel)
@@ -270,7 +270,7 @@ def test_versions_to_retain_have_places_a_deadline_and_an_end(tmp_path: Path) ->
 
         def silent() -> Iterator[keep_pb.KeepRequest]:
             yield keep_pb.KeepRequest(header=header)
-            over.wait(60)
+            over.wait(180)
 
         with peer_of(node) as channel:
             stub = keep_rpc.SnapshotCopiesStub(channel)

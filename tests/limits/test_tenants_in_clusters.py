@@ -77,7 +77,7 @@ def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_
                     assert found == {at: objects[name] for at, name in enumerate(names_of)}
 
         with ThreadPoolExecutor(6) as threads:
-            list(threads.map(fetch, range(6), timeout=90))
+            list(threads.map(fetch, range(6), timeout=180))
         cluster.settle()
         services = [cluster.batches(number) for number in range(3)]
         eventually(

@@ -110,7 +110,7 @@ def test_calls_of_one_tenant_are_not_served_before_all_that_another_has_asked_fo
 
         def noted(bucket: str, name: str) -> object:
             order.append(name)
-            assert reading.wait(60)
+            assert reading.wait(180)
             return head(bucket, "a")
 
         monkeypatch.setattr(there.store, "head", noted)
@@ -140,7 +140,7 @@ def test_folders_that_do_not_answer_hold_up_no_other_tenants_promotion(
 
     def slow_walk(service: PromoteService, path: bytes, *rest: Any) -> Any:
         walked.append(path)
-        assert not path.endswith(b"slow") or answering.wait(60)
+        assert not path.endswith(b"slow") or answering.wait(180)
         return walk(service, path, *rest)
 
     monkeypatch.setattr(PromoteService, "_walk", slow_walk)

@@ -60,7 +60,7 @@ class Held(Numbers):
         wanted = super().__getitems__(indices)
         if self.at in wanted:
             self.reached.set()
-            assert self.go.wait(60)
+            assert self.go.wait(180)
         return wanted
 
 

@@ -119,7 +119,7 @@ def processes(
     finally:
         for one in found:
             one.kill()
-            one.join(60)
+            one.join(180)
 
 
 def had(folder: Path, index: int) -> list[Any]:

@@ -108,7 +108,7 @@ def test_a_batch_that_takes_long_holds_up_only_its_place() -> None:
     dataset = Held(N, 0)
     loader = BatchLoader(dataset, LISTS, in_flight=4)
     loader.start_prefetch()
-    assert dataset.reached.wait(60)
+    assert dataset.reached.wait(180)
     threading.Timer(0.05, dataset.go.set).start()
     assert list(loader) == LISTS
 
@@ -210,7 +210,7 @@ def test_requests_to_nodes_are_sent_ahead_of_the_threads(parts: int) -> None:
     go = threading.Event()
 
     def decode(item: Item) -> bytes:
-        assert go.wait(60)
+        assert go.wait(180)
         return item.tobytes()
 
     objects = {str(at): str(at).encode() for at in range(8)}

@@ -97,7 +97,7 @@ class TestStalls:
             trainer.start()
             eventually(lambda: caplog.records)
             dataset.go.set()
-            trainer.join(60)
+            trainer.join(180)
         assert found == [[at] for at in range(9)]
         [record] = [record for record in caplog.records if "no batch for" in record.getMessage()]
         assert "rank 0, batch 4 of this iteration: no batch for 1 s; ais-loader-decode-" in record.getMessage()
@@ -109,7 +109,7 @@ class TestStalls:
         go = threading.Event()
 
         def decode(item: Item) -> int:
-            assert go.wait(60)
+            assert go.wait(180)
             return 0
 
         with throwaway_store({"a": b"data"}, bucket="b") as client:
@@ -124,13 +124,13 @@ class TestStalls:
         go = threading.Event()
 
         def wait(samples: list[Any]) -> list[Any]:
-            assert go.wait(60)
+            assert go.wait(180)
             return samples
 
         class Sampler:
             def __iter__(self) -> Iterator[list[int]]:
                 yield [0]
-                assert go.wait(60)
+                assert go.wait(180)
                 yield [1]
 
         for options, told in (

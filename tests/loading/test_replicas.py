@@ -94,12 +94,12 @@ def test_no_replica_sees_what_another_one_changes_in_its_batch(tmp_path: Path, w
     def run(given: Any) -> list[Any]:
         found = []
         for batch in loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate, workers=workers):
-            barrier.wait(60)
+            barrier.wait(180)
             if given[0] == 0:
                 batch["x"].fill_(-1)
                 batch["noise"][:] = 0
                 batch["texts"].clear()
-            barrier.wait(60)
+            barrier.wait(180)
             found.append(told(batch))
         return found
 
@@ -231,7 +231,7 @@ def test_a_replica_is_at_most_in_flight_batches_ahead_of_the_slowest(tmp_path: P
         batches = iter(loader)
         found = [told(next(batches)) for _ in range(2)]
         if given[0] == 2:
-            assert go.wait(60)
+            assert go.wait(180)
         for batch in batches:
             found.append(told(batch))
             ahead.append(given[0])
@@ -260,7 +260,7 @@ def test_one_that_does_not_begin_is_named_then_left_out_and_joins_later(
 
     def run(given: Any) -> Any:
         if given[0] == 1:
-            assert began.wait(60)
+            assert began.wait(180)
         batches = iter(loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate, stall_s=0.2))
         found = [told(next(batches))]
         began.set()
@@ -283,7 +283,7 @@ def test_a_replica_that_is_started_again_and_resumes_elsewhere_is_refused_at_onc
         batches = iter(loader := loader_of(Logged(tmp_path / "reads"), PLAN, given, collate=collate))
         found = [told(batch) for batch in islice(batches, 4)]
         if not given[0]:
-            assert has_tried.wait(60)
+            assert has_tried.wait(180)
             return found + [told(batch) for batch in batches]
         state = loader.state_dict()
         loader.close()
@@ -310,7 +310,7 @@ def test_a_replica_that_is_started_again_later_waits_for_nobody(tmp_path: Path) 
         batches = iter(loader)
         found += [told(batch) for batch in islice(batches, 2)]
         if not given[0]:
-            assert has_read.wait(60)
+            assert has_read.wait(180)
             return found + [told(batch) for batch in batches]
         loader.close()
         started_again(given)

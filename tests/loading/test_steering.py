@@ -237,7 +237,7 @@ def test_a_rank_that_steers_otherwise_is_named_on_all_ranks(tmp_path: Path) -> N
             return str(error)
         finally:
             loader.close()
-            met.wait(60)
+            met.wait(180)
 
     with ThreadPoolExecutor(4) as threads:
         found = {

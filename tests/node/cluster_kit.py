@@ -195,7 +195,7 @@ class LocalCluster:
 
     # -- batches
 
-    def ask(self, names: Sequence[str], *, timeout_s: float = 60.0, **fields: Any) -> Answer:
+    def ask(self, names: Sequence[str], *, timeout_s: float = 180.0, **fields: Any) -> Answer:
         """Node 0 answers, checked as a client checks: order, pieces, every checksum, END."""
         request = pb.BatchRequest(bucket=[BUCKET], name=names, ordered=True, **fields)
         return Answer.of(self.transport.open_batch(request, timeout_s=timeout_s))

@@ -38,7 +38,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
             peer_endpoint=node.peer_endpoint,
             weight=1.0,
         )
-        change_map([node.peer_endpoint], create_cluster([member]), timeout_s=20.0)
+        change_map([node.peer_endpoint], create_cluster([member]), timeout_s=180.0)
         with connect(node.url) as client:
             for name in ("from", "to"):
                 client.create_bucket(name, copies=1)
@@ -88,7 +88,7 @@ def test_nodes_and_operators_get_all_of_it_wherever_they_ask(node: NodeServer) -
 
 
 def test_a_change_by_way_of_where_clients_listen_loses_nothing_of_it(node: NodeServer) -> None:
-    made = change_map([node.endpoint], create_bucket("third", copies=1), timeout_s=20.0)
+    made = change_map([node.endpoint], create_bucket("third", copies=1), timeout_s=180.0)
     assert [one.name for one in made.transform] == ["code", "command"] and [one.name for one in made.job] == [SECRET]
     with grpc.insecure_channel(node.endpoint) as channel:
         assert eventually(lambda: [bucket.name for bucket in asked(channel).bucket] == ["from", "to", "third"])

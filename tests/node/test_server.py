@@ -114,7 +114,7 @@ def test_a_node_knows_where_its_objects_are_before_the_first_read(tmp_path: Path
     with NodeServer(drives, ServerConfig(port=0)) as node:
         store = node._store
         assert store is not None
-        assert all(drive is not None and drive.fill.wait(60) for drive in store.drives)
+        assert all(drive is not None and drive.fill.wait(180) for drive in store.drives)
         assert StoreBatch.of_known(store, batch_pb.BatchRequest(bucket=["b"], name=names)) is not None
         with connect(node.url) as client:
             assert client.bucket("b").get_batch(names).tobytes() == [name.encode() for name in names]
@@ -163,7 +163,7 @@ def test_a_node_that_stops_finishes_the_batches_that_it_has_begun(tmp_path: Path
         rest, end = session.answer(1)
         assert b"".join(frame.payload for frame in frames + rest) == b"".join(objects.values())
         assert end.outcome == batch_pb.End.COMPLETE
-        stopping.join(60)
+        stopping.join(180)
         assert not stopping.is_alive()
 
 

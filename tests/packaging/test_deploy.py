@@ -140,10 +140,10 @@ def served(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
         assert node.poll() is None, (folder / "log").read_text()
         yield node
         node.send_signal(signal.SIGTERM)
-        assert node.wait(60) == 0, (folder / "log").read_text()
+        assert node.wait(180) == 0, (folder / "log").read_text()
     finally:
         node.kill()
-        node.wait(60)
+        node.wait(180)
 
 
 def assert_serves(command: list[str], health: list[str], folder: Path, ports: dict[str, int]) -> None:
@@ -257,11 +257,11 @@ def test_a_slurm_job_leaves_nothing_behind(seconds: int, code: int, folder: Path
         eventually(lambda: ((folder / "pid").exists() and (folder / "pid").read_text()) or job.poll() is not None, 60)
         if seconds:
             job.send_signal(signal.SIGTERM)
-        assert job.wait(90) == code
+        assert job.wait(180) == code
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
-            job.wait(60)
+            job.wait(180)
     pid = int((folder / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -302,14 +302,14 @@ def test_a_promotion_ends_with_its_client_and_with_its_node(
     ):
 
         def stop(_: Progress) -> None:
-            assert begun.wait(60)
+            assert begun.wait(180)
             if ended_by == "operator":
                 node.stop(grace_s=0.1)
             raise ValueError("enough")
 
         with pytest.raises(ValueError, match="enough"):
             client.create_bucket(BUCKET).promote(tmp_path / "files", progress=stop)
-        assert given_up.wait(60)
+        assert given_up.wait(180)
 
 
 # -- who dies

@@ -137,7 +137,7 @@ class Held(Rule):
         self.after = after
         self._released = threading.Event()
 
-    def wait_for(self, count: int, timeout_s: float = 10.0) -> None:
+    def wait_for(self, count: int, timeout_s: float = 180.0) -> None:
         """Wait until `count` requests wait at the same time. Raises AssertionError."""
         eventually(lambda: self.waiting >= count, timeout_s)
 

@@ -148,7 +148,7 @@ def test_a_server_that_is_silent_is_unavailable() -> None:
     ended = threading.Event()
 
     def decide(_: Asked) -> None:
-        ended.wait(60)
+        ended.wait(180)
 
     try:
         _failing(decide, RemoteUnavailable, retry_s=0.3, timeout_s=0.2)
@@ -250,7 +250,7 @@ def test_a_slow_first_answer_is_overtaken_by_a_second() -> None:
 
     def decide(asked: Asked) -> Reply:
         if not asked.number:
-            ended.wait(60)
+            ended.wait(180)
         return content(asked, b"data")
 
     async def run() -> None:

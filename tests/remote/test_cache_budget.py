@@ -142,7 +142,7 @@ def test_readers_get_their_bytes_while_copies_are_evicted(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert not failures, failures[0]
     assert all(counts)
     eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))

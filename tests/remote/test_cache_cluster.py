@@ -97,7 +97,7 @@ def test_each_node_keeps_its_budget_and_repair_brings_nothing_back(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert not failures, failures[0]
 
     def state() -> list[tuple[float, float]]:

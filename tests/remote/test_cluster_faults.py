@@ -51,10 +51,10 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches(
         victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", names[0]))]
         with proxy.held("GET", remote_bucket.path(names[0]), times=1) as held:
             entries = [Entry("train", name) for name in names]
-            reading = pool.submit(lambda: [item.data.tobytes() for item in client.get_batch(entries, timeout_s=60)])
+            reading = pool.submit(lambda: [item.data.tobytes() for item in client.get_batch(entries, timeout_s=180.0)])
             held.wait_for(1)
             victim.kill()
-            assert reading.result(90) == [data_of(at) for at in range(12)]
+            assert reading.result(180) == [data_of(at) for at in range(12)]
         assert proxy.count("GET", remote_bucket.path(names[0])) == 2
         assert bucket.get(names[0]) == data_of(0)
 
@@ -74,7 +74,7 @@ def test_cold_objects_are_read_while_a_node_is_down_and_kept_when_it_is_back(
         bucket = made(client, remote_bucket)
         cluster.nodes[1].kill()
         entries = [Entry("train", name) for name in names]
-        assert [item.data.tobytes() for item in client.get_batch(entries, timeout_s=60)] == [
+        assert [item.data.tobytes() for item in client.get_batch(entries, timeout_s=180.0)] == [
             data_of(at) for at in range(30)
         ]
         cluster.nodes[1].restart()
@@ -82,7 +82,7 @@ def test_cold_objects_are_read_while_a_node_is_down_and_kept_when_it_is_back(
         proxy.forget()
         eventually(
             lambda: (
-                [item.data.tobytes() for item in client.get_batch(entries, timeout_s=60)]
+                [item.data.tobytes() for item in client.get_batch(entries, timeout_s=180.0)]
                 == [data_of(at) for at in range(30)]
             ),
         )

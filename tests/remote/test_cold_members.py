@@ -246,7 +246,7 @@ def test_an_archive_that_is_replaced_while_it_is_walked(
         held.wait_for(1)
         remote_bucket.put(NAME, packed_tar(other))
         held.release()
-        assert reading.result(60) == [other["0015.wav"], other["0020.wav"]]
+        assert reading.result(180) == [other["0015.wav"], other["0020.wav"]]
     assert [one.size_bytes for one in cold.members(NAME)] == [len(data) for data in other.values()]
 
 

@@ -228,7 +228,7 @@ def test_a_key_of_the_gate_is_for_one_server(foreign: DecidedServer, method: str
     proxy = urlsplit(gate.url(Place(own, None)))
     key = base64.b64encode(f"{proxy.username}:{proxy.password}".encode()).decode()
     for basic in (key, "", "nonsense", base64.b64encode(b"gate:other").decode()):
-        connection = http.client.HTTPConnection("127.0.0.1", proxy.port or 0, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port or 0, timeout=180)
         target = foreign.url.removeprefix("http://") if method == "CONNECT" else foreign.url + "/a"
         connection.request(method, target, headers={"Proxy-Authorization": f"Basic {basic}"} if basic else {})
         with contextlib.suppress(http.client.RemoteDisconnected):  # what is no key at all

@@ -70,7 +70,7 @@ def test_a_deletion_through_another_node_counts_from_the_first_refresh_on(
             refresh = pool.submit(bucket.refresh_inventory)
             eventually(lambda: lists(proxy) == 1)
             other.bucket("train").delete_many(names[:2])
-            refresh.result(60)
+            refresh.result(180)
         assert names_of(bucket) == names_of(other.bucket("train")) == names[2:]
 
 
@@ -99,7 +99,7 @@ def test_a_refresh_that_is_killed_leaves_the_old_inventory(
             thread.start()
             held.wait_for(1)
             node.kill()
-            thread.join(60)
+            thread.join(180)
         assert [type(error) for error in failed] == [errors.NodeUnavailable]
         node.start()
         assert bucket.inventory() == old and names_of(bucket) == names

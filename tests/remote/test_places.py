@@ -69,7 +69,7 @@ def test_a_node_that_is_killed_while_it_fetches_is_started_again(
         reading = pool.submit(lambda: [dataset[at] for at in range(6)])
         held.wait_for(1)
         os.kill(int((Path(node_url.removeprefix("node://")) / "node" / "pid").read_text()), signal.SIGKILL)
-        assert reading.result(90) == [data_of(at) for at in range(6)]
+        assert reading.result(180) == [data_of(at) for at in range(6)]
     assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1, 1, 1, 2, 1, 1]
 
 

@@ -55,7 +55,7 @@ def test_a_remote_bucket_into_a_remote_bucket_and_again(
     to = made_bucket(client, f"{bucket_name}-to", results, write)
     job = cold.transform(to.name, etl=twice, strip_prefix="in/", to_prefix="out/")
     assert (job.counts.seen, job.counts.transformed, job.counts.failed) == (31, 31, 0)
-    to.flush(timeout_s=60)
+    to.flush(timeout_s=180)
     expected = {name.replace("in/", "out/"): data * 2 for name, data in DATA.items()}
     assert kept(results) == expected
     assert {info.name: to.get(info.name) for info in to.objects()} == expected
@@ -75,7 +75,7 @@ def test_a_remote_bucket_into_a_remote_bucket_and_again(
     remote_bucket.delete("in/08")
     again = cold.transform(to.name, etl=twice, strip_prefix="in/", to_prefix="out/", synchronize=True)
     assert (again.counts.transformed, again.counts.skipped) == (1, 29)
-    to.flush(timeout_s=60)
+    to.flush(timeout_s=180)
     del expected["out/08"]
     assert kept(results) == expected | {"out/07": b"newnew"}
     client.delete_bucket(to.name, force=True)
@@ -92,7 +92,7 @@ def test_failures_are_in_their_places_and_the_rest_is_uploaded(
     ):
         job = cold.transform(cold.name, etl=twice, names=list("abcd"), to_prefix="to/", wait=False)
         with pytest.raises(errors.TransformIncomplete):
-            job.wait(timeout_s=60)
+            job.wait(timeout_s=180)
     assert {one.name: type(one.error) for one in job.failures()} == {
         "b": errors.TransformFailed,
         "c": errors.RemoteDenied,
@@ -116,6 +116,6 @@ def test_a_job_ends_that_cannot_list_its_sources_or_write_its_results(
         with proxy.on("GET", "*", Fault(status=403)):
             job = source.transform(cold.name, etl=twice, to_prefix="to/", prefix="in/", wait=False)
             with pytest.raises(errors.LoaderError, match=r"no listing|told to fail"):
-                job.wait(timeout_s=60)
+                job.wait(timeout_s=180)
         assert job.state == "failed"
     client.delete_bucket(web.name, force=True)

@@ -65,7 +65,7 @@ def test_files_are_uploaded_once_also_if_their_copies_are_evicted(
 ) -> None:
     bucket = made_bucket(client, bucket_name, remote_bucket, write)
     assert counts(bucket.promote(folder, prefix="p/")) == (len(files), 0)
-    bucket.flush(timeout_s=60)
+    bucket.flush(timeout_s=180)
     assert kept(remote_bucket) == {f"p/{name}": data for name, data in files.items()}
     assert {info.name: bucket.get(info.name) for info in bucket.objects()} == kept(remote_bucket)
     assert counts(bucket.promote(folder, prefix="p/")) == (0, len(files))
@@ -74,7 +74,7 @@ def test_files_are_uploaded_once_also_if_their_copies_are_evicted(
     assert counts(bucket.promote(folder, prefix="p/")) == (0, len(files))
     (folder / "a/small").write_bytes(b"changed")
     assert counts(bucket.promote(folder, prefix="p/")) == (1, len(files) - 1)
-    bucket.flush(timeout_s=60)
+    bucket.flush(timeout_s=180)
     assert remote_bucket.get("p/a/small") == b"changed"
     assert proxy.count("PUT") == puts + 1
 
@@ -95,7 +95,7 @@ def test_files_that_are_written_back_are_pending_and_a_later_put_wins(
         assert sum(row.count for row in pending) >= len(files)  # each owner has one
         assert {info.name: bucket.get(info.name) for info in bucket.objects()} == files
         bucket.put("a/small", b"later")
-    bucket.flush(timeout_s=60)
+    bucket.flush(timeout_s=180)
     assert kept(remote_bucket) == files | {"a/small": b"later"}
     sent_bytes = sum(row.bytes_out for row in client.remote_usage() if row.bucket == bucket.name)
     assert sent_bytes >= sum(map(len, files.values())) - len(files["a/small"])
@@ -114,10 +114,10 @@ def test_nothing_of_the_cloud_is_overwritten_if_that_is_asked(
     bucket = made_bucket(client, bucket_name, remote_bucket, write)
     summary = bucket.promote(folder, overwrite="never")
     assert counts(summary) == (len(files) - 1, 1)
-    bucket.flush(timeout_s=60)
+    bucket.flush(timeout_s=180)
     assert kept(remote_bucket) == files | {"a/small": b"of others"}
     assert counts(bucket.promote(folder, overwrite="always")) == (len(files), 0)
-    bucket.flush(timeout_s=60)
+    bucket.flush(timeout_s=180)
     assert kept(remote_bucket) == files
 
 

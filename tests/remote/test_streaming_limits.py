@@ -181,7 +181,7 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches_and_sends(
             )
             held.wait_for(1)
             victim.kill()
-            assert reading.result(90) == [data] * 2
+            assert reading.result(180) == [data] * 2
         assert proxy.count("GET", remote_bucket.path("a")) == 2
         assert bucket.get("a") == data
 

@@ -83,7 +83,7 @@ def test_what_is_pending_is_uploaded_whatever_the_journal_says(
     with _node(drive) as node, connect(node.url) as client:
         bucket = client.bucket("train")
         bucket.put("later", b"later")
-        bucket.flush(timeout_s=60)
+        bucket.flush(timeout_s=180)
         assert client.pending_uploads() == []
         assert {name: remote_bucket.get(name) for name in NAMES} == {name: name.encode() for name in NAMES}
         assert remote_bucket.get("later") == b"later"

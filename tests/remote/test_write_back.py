@@ -228,7 +228,7 @@ def test_a_fetch_in_progress_does_not_bring_back_what_is_deleted(
         fetch.wait_for(1)
         back.delete("a")
         fetch.release()
-        reading.join(60)
+        reading.join(180)
         with pytest.raises(errors.ObjectNotFound):
             back.get("a")
     back.flush(timeout_s=120)
@@ -311,7 +311,7 @@ def test_one_of_several_conditional_writes_replaces_a_cold_object(
         with proxy.held("HEAD", remote_bucket.path("a")) as held:
             running = [pool.submit(back.put, "a", b"%d" % at, if_version=version) for at in range(3)]
             held.wait_for(len(running))
-        failures = [one.exception(20) for one in running]
+        failures = [one.exception(180) for one in running]
     won = failures.index(None)
     assert [type(error) for at, error in enumerate(failures) if at != won] == [errors.VersionConflict] * 2
     back.flush(timeout_s=120)

@@ -77,7 +77,7 @@ def test_damaged_copies_that_cannot_be_mended_are_shown_and_exported(
     cluster.nodes[1].stop(grace_s=0.2)
     flip_a_byte(file_of(store, "0", BUCKET))
     with connect(here.url) as client, pytest.raises((CorruptObject, ConnectionError)):
-        client.bucket(BUCKET).get_batch(["0"], timeout_s=60.0).tobytes()
+        client.bucket(BUCKET).get_batch(["0"], timeout_s=180.0).tobytes()
     eventually(lambda: exported(here, "ais_loader_damaged_copies") == 1, TIMEOUT_S)
     node, text = shown(cluster, monkeypatch, capsys)
     assert (node["state"], node["repair"]["scrub"]["damaged"]) == ("degraded", 1)

@@ -117,7 +117,7 @@ def test_what_is_waited_for_comes_when_those_who_have_it_have_compared(
         assert not asked.done()
         for number in (0, 2):
             trust(cluster, number)
-        assert set(asked.result(60.0)) == {Status.OK}
+        assert set(asked.result(180)) == {Status.OK}
 
 
 @pytest.mark.parametrize("assembly", ["direct", "target"])

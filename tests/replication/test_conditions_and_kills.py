@@ -63,7 +63,7 @@ def test_what_was_acknowledged_is_there_once_whatever_died() -> None:
         finally:
             over.set()
             for thread in threads:
-                thread.join(timeout=150)
+                thread.join(timeout=180)
         assert not failed
         for name in NAMES:
             marks = Counter(mark + ";" for mark in clients[0].bucket("b").get(name).decode().split(";")[:-1])

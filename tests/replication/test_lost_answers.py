@@ -266,11 +266,11 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
                 return bucket.delete_many(["a"]).deleted if many else bucket.delete("a")
 
             deleting = thread.submit(delete)
-            assert began.wait(60)
+            assert began.wait(180)
             with pytest.raises(TimeoutError):
                 deleting.result(0.3)
             again.start()
-            assert deleting.result(60) == (1 if many else None)
+            assert deleting.result(180) == (1 if many else None)
             assert list(bucket.objects()) == []
     finally:
         node.stop()

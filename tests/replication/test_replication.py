@@ -124,7 +124,7 @@ def test_writers_of_the_same_names_through_all_nodes_leave_all_copies_equal(clus
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(180)
     for name in names:
         assert len({version for version, _ in acknowledged[name]}) == 4 * 12
         version, data = max(acknowledged[name])

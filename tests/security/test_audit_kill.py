@@ -44,7 +44,7 @@ def test_a_killed_node_goes_on_with_its_chain(tmp_path: Path) -> None:
             finally:
                 done.set()
                 node.start()
-                writing.join(60)
+                writing.join(180)
             assert not writing.is_alive()
         eventually(lambda: sum(line["event"] == "open" and line["start"] for line in lines_in(log)) == 4)
     verdict = verify(files_of(log))

@@ -112,12 +112,12 @@ def test_what_ends_after_the_cut_and_before_the_copies_are_equal_is_in_it_too(
         cluster.batches(cluster.owners(deleted)[1]).node.store.delete(BUCKET, deleted, Version(1, above, 2), True)
         making = threading.Thread(target=bucket.snapshot, args=("s",))
         making.start()
-        assert begun.wait(60)
+        assert begun.wait(180)
         assert bucket.snapshots() == []
         for name in NAMES:
             bucket.put(name, b"after")
         go_on.set()
-        making.join(60)
+        making.join(180)
         wanted = {**dict.fromkeys(NAMES, b"first"), newer: b"newer", deleted: None}
         assert {name: everywhere(cluster, name) for name in NAMES} == {name: {wanted[name]} for name in NAMES}
         assert [info.objects for info in bucket.snapshots()] == [len(NAMES) - 1]
@@ -290,4 +290,4 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
                 ]
                 assert not wait(reading, timeout=0.2).done
                 store.snapshots.follow(known)
-                assert [one.result(60) for one in reading] == [[b"first"] * len(NAMES)] * 3
+                assert [one.result(180) for one in reading] == [[b"first"] * len(NAMES)] * 3

@@ -140,9 +140,9 @@ def test_eight_threads_never_exceed_a_quota_and_leave_the_count_of_a_scan(tmp_pa
         store.set_bucket(BUCKET, BucketSettings(quota_bytes=limit.size_bytes, quota_objects=limit.objects))
         with ThreadPoolExecutor(9) as pool:
             watching = pool.submit(watch, store)
-            outcomes = [one.result(60) for one in [pool.submit(work, store, number) for number in range(8)]]
+            outcomes = [one.result(180) for one in [pool.submit(work, store, number) for number in range(8)]]
             done.set()
-            watching.result(60)
+            watching.result(180)
         assert all(map(all, outcomes))
         assert_counted(store)
         used = store.use(BUCKET)
@@ -168,7 +168,7 @@ def test_concurrent_puts_of_new_objects_fill_a_quota_exactly(tmp_path: Path) -> 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         assert (scan(store).objects, len(refused)) == (50, 8 * 12 - 50)
 
 
@@ -198,7 +198,7 @@ def test_a_quota_that_is_set_while_objects_change_begins_with_the_right_count(tm
         finally:
             stop.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(180)
         assert_counted(store)
 
 

@@ -161,7 +161,7 @@ def test_many_who_ask_first_share_one_index(tmp_path: Path) -> None:
         start = threading.Barrier(16)
 
         def ask(share: int) -> list[bytes]:
-            start.wait(60)
+            start.wait(180)
             return [member(store, "s.tar.gz", name) for name in names[share::16]]
 
         with ThreadPoolExecutor(16) as pool:

@@ -28,7 +28,7 @@ from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, name
 pytestmark = pytest.mark.fresh_process
 
 
-def in_a_child(work: Callable[[], None], timeout_s: float = 60.0) -> None:
+def in_a_child(work: Callable[[], None], timeout_s: float = 180.0) -> None:
     """Run `work` in a forked child that ends as an interpreter ends, and fail if it fails or hangs."""
     pid = os.fork()
     if pid == 0:
@@ -198,7 +198,7 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
 
     def held_up(*given: Any, **named: Any) -> Any:
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(180)
         return done(*given, **named)
 
     done = getattr(catalog, {"open": "_open_rocksdb", "close": "_close_rocksdb"}[step])
@@ -216,13 +216,13 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
     monkeypatch.setattr(catalog, done.__name__, held_up)
     with ThreadPoolExecutor(2) as pool:
         opened = pool.submit(own.close if own is not None else lambda: Store.open([tmp_path / "drive"], mode="r"))
-        assert inside.wait(60)
+        assert inside.wait(180)
         forking = pool.submit(fork)
         eventually(lambda: fork_safety.GATE._forker is not None)
         assert not forked.is_set()
         go_on.set()
-        forking.result(60)
-        if (store := opened.result(60)) is not None:
+        forking.result(180)
+        if (store := opened.result(180)) is not None:
             store.close()
 
 
@@ -255,7 +255,7 @@ def test_a_fork_waits_for_threads_that_are_about_to_end(tmp_path: Path, monkeypa
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
         shutil.rmtree(task)
-        assert waiting.result(60)
+        assert waiting.result(180)
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Pope
         yield f"http://127.0.0.1:{port}", process
         children = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
         assert not psutil.wait_procs(children, 5)[1]
     finally:
         if process.poll() is None:

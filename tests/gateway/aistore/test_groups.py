@@ -355,7 +355,7 @@ def test_a_running_action_is_stopped(served: Served, monkeypatch: pytest.MonkeyP
     id = running.removeprefix("move-bck[").removesuffix("]")
     assert succeeded(call(served, "GET", "cluster", {"ID": id}, what="status")).json()["end_time"] == 0
     succeeded(call(served, "PUT", "cluster", action("stop", {"ID": id, "Kind": "move-bck"})))
-    assert ended.wait(60)
+    assert ended.wait(180)
     assert not isinstance(response.body, bytes)
     final = b"".join(map(bytes, response.body)).decode()
     found = succeeded(call(served, "GET", "cluster", {"ID": final}, what="status")).json()
@@ -421,7 +421,7 @@ def test_a_long_action_is_answered_in_pieces(served: Served, monkeypatch: pytest
     going_on = threading.Event()
 
     def long(_: Stopping) -> JobOutcome:
-        assert going_on.wait(60)
+        assert going_on.wait(180)
         return JobOutcome(3, 1 << 60)
 
     response = jobs.answer_when_done(jobs_of(served), "copy-bck", long)
@@ -443,7 +443,7 @@ def test_a_long_action_fails(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     going_on = threading.Event()
 
     def failing(_: Stopping) -> JobOutcome:
-        assert going_on.wait(60)
+        assert going_on.wait(180)
         raise errors.DriveFull("full")
 
     response = jobs.answer_when_done(jobs_of(served), "archive", failing)
@@ -468,10 +468,10 @@ def test_a_client_that_leaves_ends_its_action(served: Served, monkeypatch: pytes
     assert not isinstance(pieces, bytes)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert ended.wait(60)
+    assert ended.wait(180)
     ended.clear()
     jobs.answer_when_done(jobs_of(served), "copy-bck", endless)  # the client has left before the answer began
-    assert ended.wait(60)
+    assert ended.wait(180)
 
 
 # -- promotion

@@ -34,7 +34,7 @@ def test_a_gateway_is_killed_in_the_middle_of_a_rename(tmp_path: Path) -> None:
             asking.start()
             eventually(lambda: not client.bucket("from").exists("d0/0049"), 60)
             gateway.end(signal.SIGKILL)
-            asking.join(60)
+            asking.join(180)
             assert not asking.is_alive()
         left, moved = stored(client, "from"), stored(client, "to")
         assert left and moved and left | moved == objects

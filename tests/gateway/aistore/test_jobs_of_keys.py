@@ -52,7 +52,7 @@ def test_keys_that_share_a_client_have_jobs_of_their_own(tmp_path: Path, monkeyp
         a, b = (Ais(gateway.port, f"Bearer {key}:secret") for key in keys)
 
         def endless(stopping: Stopping) -> JobOutcome:
-            assert stopped.wait(60)
+            assert stopped.wait(180)
             stopping.check()
             return JobOutcome()
 

@@ -164,7 +164,7 @@ def test_buckets_are_transformed(gateway: Served, upper: str) -> None:
     def ended(answer: Answer) -> dict[str, Any]:
         gateway_job = succeeded(answer).body.decode()
         for job in [one for one in jobs_of(gateway) if one.name == gateway_job]:
-            job.wait(timeout_s=60)
+            job.wait(timeout_s=180)
         return job_of(gateway, answer)
 
     value: dict[str, Any] = {"id": upper, "prefix": "a", "prepend": "new/", "ext": {"txt": "out"}, "dry_run": True}

@@ -182,7 +182,7 @@ def test_threads_may_share_an_archive() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
             assert not thread.is_alive()
         assert not failures
 

@@ -183,7 +183,7 @@ def test_readers_who_go_on_where_others_stopped_read_the_same() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(180)
         assert not thread.is_alive()
     assert failures == []
 

@@ -248,7 +248,7 @@ def test_threads_may_share_an_open_index(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert found == [expected] * 200
 
 

@@ -147,7 +147,7 @@ def test_snapshots_beside_writers_are_cuts_between_acknowledged_and_begun_and_ne
                 assert before[worker] <= state <= after[worker]
         stop.set()
         for worker in workers:
-            worker.join(60)
+            worker.join(180)
         assert not problems
         assert {name: contents(store, at(name)) for name in seen} == seen
     with Store.open(roots) as store:
@@ -261,7 +261,7 @@ def test_readers_beside_a_writer_that_replaces_everything_read_the_snapshot_all_
                 assert contents(some, at("s")) == wanted
         finally:
             stop.set()
-            writer.join(60)
+            writer.join(180)
 
 
 def test_a_power_cut_leaves_what_snapshots_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

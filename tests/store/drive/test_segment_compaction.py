@@ -333,7 +333,7 @@ def test_a_reader_in_another_process_follows_every_move(tmp_path: Path) -> None:
                 line = reader.stdout.readline().split()
                 assert line == [f"{name}={small(name).hex()}" for name in NAMES[::step]], step
             reader.stdin.close()
-            assert reader.wait(60) == 0
+            assert reader.wait(180) == 0
 
 
 # -- damage

@@ -176,7 +176,7 @@ def test_threads_that_draw_versions_at_once_never_get_the_same(tmp_path: Path) -
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         assert len(set(drawn)) == len(drawn) == 800
 
 
@@ -191,7 +191,7 @@ def test_writers_of_copies_in_many_threads_end_with_the_highest_version(tmp_path
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         assert (store.head(BUCKET, "same").version, read(store, "same")) == (V(1, 40, 4), b"40.4")
         drive_of(store).reap(everything=True)
         assert len(object_files(tmp_path / "drive")) == 1

@@ -51,7 +51,7 @@ class Work:
     def finish(self) -> None:
         self.stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(180)
             assert not thread.is_alive()
         if self.failures:
             raise self.failures[0]

@@ -146,7 +146,7 @@ def test_many_threads_read_what_is_cut_short_meanwhile(folder: Folder) -> None:
         thread.start()
     os.truncate(segment.path, 2 * SIZE)
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
     assert segment.read([0, 1]) == segment.due([0, 1])

@@ -390,6 +390,6 @@ def test_reads_beside_overwrites_are_of_one_version_each_and_never_go_back(tmp_p
             drive_of(store).reap(everything=True)
         done.set()
         for thread in readers:
-            thread.join(60)
+            thread.join(180)
         assert not any(thread.is_alive() for thread in readers)
         assert wrong == []

@@ -96,7 +96,7 @@ def test_a_reader_sees_what_each_of_its_writers_did(
             answers = [(pb.OK, wanted[name]) if name in wanted else (pb.NOT_FOUND, b"") for name in NAMES]
             # Of each, at once: what is there, or, for no longer than a reader may lag, what was there.
             assert all(status != pb.CORRUPT for status, _ in batch(reader, NAMES))
-            eventually(lambda answers=answers: batch(reader, NAMES) == answers, timeout_s=10 * READER_STALENESS_S)
+            eventually(lambda answers=answers: batch(reader, NAMES) == answers)
             assert contents(reader) == wanted
             assert contents(reader, f"{BUCKET}@first") == first
             assert names(reader) == sorted(wanted)
