@@ -488,7 +488,7 @@ class EmbeddedTransport(BucketListings):
         self._remote_to_change(bucket)
         from storage_node.remote.copies.stored_copies import evict
 
-        return evict(self._store_here(), bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
+        return evict(self._store_here(), bucket, names, prefix, patterns, self._remote_here().tier.space)
 
     def refresh_inventory(
         self, request: remote_pb.RefreshInventoryRequest

@@ -111,6 +111,9 @@ class SingleFlight:
         if self._flights.get(key) is flight:
             del self._flights[key]
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._flights
+
     async def settle(self, keys: Iterable[Hashable]) -> None:
         """Wait until the flights of these keys that are in progress have ended, however they end."""
         flights = [flight.task for key in keys if (flight := self._flights.get(key)) is not None]

@@ -51,7 +51,7 @@ class RemoteBucketsService:
             names,
             request.prefix,
             list(request.pattern),
-            self._tier.space.kept,
+            self._tier.space,
         )
         return pb.EvictResponse(objects=copies, bytes=freed_bytes)
 

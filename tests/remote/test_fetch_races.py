@@ -44,6 +44,27 @@ def test_an_object_that_does_not_arrive_ahead_takes_no_room_ahead(tmp_path: Path
         within(scenario(store))
 
 
+def test_the_copy_of_an_object_that_is_being_fetched_does_not_go(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        bucket = remote_bucket(store, cache_bytes=1 << 20)
+        space = CacheSpace(store, buckets=cast(Any, Buckets(bucket)), read=asyncio.to_thread, min_free_bytes=0)
+        try:
+            followed = space._follow(bucket)
+            put(store, "a", bytes(100), metadata=COPY)
+            space.loading = {(bucket.uuid, "a")}
+            assert await space._evict(followed, 100, lambda name: True) == 0
+            victims = followed.order.take(100)
+            assert space._remove(followed, victims) == victims == [("a", 100)]  # it is fetched since a moment ago
+            followed.order.add("a", 100)
+            space.loading = ()
+            assert await space._evict(followed, 100, lambda name: True) == 100
+        finally:
+            await space.close()
+
+    with store_at(tmp_path) as store:
+        within(scenario(store))
+
+
 def test_a_copy_that_is_replaced_while_it_was_to_go_counts_with_its_own_size(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         bucket, replaced = remote_bucket(store, cache_bytes=1 << 20), [False]

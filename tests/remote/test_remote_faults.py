@@ -216,3 +216,20 @@ def test_a_deletion_is_not_undone_by_a_fetch_in_progress(
     with pytest.raises(errors.ObjectNotFound):
         cold.get("a")
     assert list(cold.objects()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent_bytes", [0, 100_000])
+def test_a_fetch_that_a_put_has_overtaken_is_not_stored_once_the_copy_is_evicted(
+    cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, sent_bytes: int
+) -> None:
+    old, new = os.urandom(200_000), os.urandom(200_000)
+    remote_bucket.put("a", old)
+    with ThreadPoolExecutor(1) as pool:
+        with proxy.held("GET", remote_bucket.path("a"), after=sent_bytes) as held:
+            reading = pool.submit(cold.get, "a")
+            held.wait_for(1)
+            cold.put("a", new)
+            cold.evict(["a"])
+        assert reading.result(180) in (old, new)
+    assert cold.get("a") == new

@@ -25,7 +25,7 @@ import shutil
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,9 @@ class CacheSpace:
         self._min_free_bytes = min_free_bytes
         self.kept = KeptIndexes(store)
         """Member indexes of archives that are cold."""
+        self.loading: Container[tuple[bytes, str]] = ()
+        """Objects that are being fetched, by bucket uuid and name. Their copies stay: a fetch that a put has overtaken
+        would store what was there before, if it found nothing."""
         self._needed_at = needed_at
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
@@ -484,7 +487,10 @@ class CacheSpace:
     ) -> int:
         """Evict some copies; return their bytes, 0 if none may go. See `EvictionOrder.take`."""
         with self._lock:
-            victims = followed.order.take(size_bytes, may_go, spare_needed=spare_needed)
+            uuid, loading = followed.bucket.uuid, self.loading
+            victims = followed.order.take(
+                size_bytes, lambda name: may_go(name) and (uuid, name) not in loading, spare_needed=spare_needed
+            )
         kept: list[tuple[str, int]] = await self._read(self._remove, followed, victims) if victims else []
         with self._lock:
             for name, victim_bytes in kept:
@@ -500,7 +506,7 @@ class CacheSpace:
         bucket = followed.bucket
         for name, size_bytes in victims:
             with self._lock:
-                if not followed.readers.may_go(name):  # a reader has come
+                if not followed.readers.may_go(name) or (bucket.uuid, name) in self.loading:  # a reader has come
                     kept.append((name, size_bytes))
                     continue
                 followed.readers.going.add(name)

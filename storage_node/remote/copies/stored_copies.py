@@ -20,7 +20,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb_objects
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.groups import Groups
 from storage_node.limits.tasks import results_of
-from storage_node.remote.archives.kept_indexes import KeptIndexes
+from storage_node.remote.copies.cache_space import CacheSpace
 from storage_node.remote.copies.object_metadata import is_copy
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
@@ -174,12 +174,13 @@ _TOGETHER = 1000
 
 
 def evict(
-    store: Store, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str], kept: KeptIndexes
+    store: Store, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str], space: CacheSpace
 ) -> tuple[int, int]:
     """Remove the copies of these names; if `names` is None, of all names with this prefix that match one of the shell
     patterns, if there are any. The indexes of archives are kept.
 
-    Objects that are no copies, because they were put before the bucket was a remote one, stay. Returns the number of
+    Objects that are no copies, because they were put before the bucket was a remote one, stay, and those that are being
+    fetched (see `CacheSpace.loading`). Returns the number of
     copies removed, and of their bytes. Waits for drives. Raises BucketNotFound, StoreReadOnly, DriveFailed.
     """
     bucket_uuid = store.bucket(bucket).uuid_bytes
@@ -194,9 +195,9 @@ def evict(
                 entry = store.head(bucket, name)
             except LoaderError:
                 continue  # cold already, or unreadable
-            if is_copy(entry.metadata):
+            if is_copy(entry.metadata) and (bucket_uuid, name) not in space.loading:
                 sizes[name] = entry.size_bytes
-                kept.keep_stored(bucket_uuid, name, entry)
+                space.kept.keep_stored(bucket_uuid, name, entry)
         for size_bytes, error in zip(
             sizes.values(), store.delete_many(bucket, list(sizes), copies_only=True), strict=True
         ):

@@ -31,7 +31,7 @@ class Loads:
         host = tier.host
         self._intake = ObjectIntake(tier.arrivals, host.store_object, host.put_group, tier.space, host.read)
         self._delete_object = host.delete_object
-        self._flights = SingleFlight(0)
+        self._flights = tier.space.loading = SingleFlight(0)
 
     async def close(self) -> None:
         await self._flights.close()
