@@ -7,8 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from ais_loader import connect
+from ais_loader.transport.grpc import connection
+from ais_loader.transport.session import lane
+from storage_node.context import peer_lane
 from storage_node.server import NodeServer
 from tests.node.node_kit import serving
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patient() -> Iterator[None]:
+    """A busy machine takes longer to open a lane than a client and a node wait, and then they do without."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (connection, lane, peer_lane):
+            patch.setattr(module, "CONNECT_TIMEOUT_S", 20.0)
+        yield
 
 
 @pytest.fixture(scope="module")
