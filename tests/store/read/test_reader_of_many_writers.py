@@ -12,7 +12,6 @@ import pytest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive.catalog import Catalog
-from storage_node.store.drive.drive import READER_STALENESS_S
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, contents, drive_of, names, put, read, store_at
