@@ -1,7 +1,8 @@
 """Fork barrier: while the process forks, no other thread is where a library holds locks of the whole process.
 
 A forked child has a copy of such a lock as it was, and not the thread that would release it. gRPC has such locks, see
-`transport.fork_safety`, and RocksDB while it opens and closes a database (the one around its timer).
+`transport.fork_safety`, and RocksDB while it opens and closes a database (the one around its timer), and while it
+flushes and compacts one (that of its threads).
 """
 
 from __future__ import annotations

@@ -160,12 +160,14 @@ def wait_for_ending_threads(timeout_s: float) -> bool:
 def _may_end(thread: str, first_ns: dict[str, int]) -> bool:
     """`first_ns`: the processor time of each thread when it was first seen."""
     try:
-        _, (state, *_) = _stat_of(thread)
+        name, (state, *_) = _stat_of(thread)
         with open(f"{_THREADS}/{thread}/schedstat") as file:
             used_ns = int(file.read().split()[0])
     except (FileNotFoundError, ProcessLookupError):  # it has ended; or the kernel does not count
         return False
-    return state in _AWAKE and used_ns - first_ns.setdefault(thread, used_ns) < _LONG_NS
+    # RocksDB's threads do not end, but one that is awake may hold the lock of their pool, which the child needs.
+    is_short = used_ns - first_ns.setdefault(thread, used_ns) < _LONG_NS or name.startswith("rocksdb:")
+    return state in _AWAKE and is_short
 
 
 def _before_fork() -> None:

@@ -227,10 +227,47 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", ["flush", "compact_range"])
+def test_a_fork_waits_for_a_thread_that_flushes_or_compacts_a_catalog(tmp_path: Path, step: str) -> None:
+    """RocksDB holds the lock of its threads at times meanwhile."""
+    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+
+    class HeldUp:
+        def __init__(self, db: object) -> None:
+            self._db = db
+
+        def __getattr__(self, name: str) -> Any:
+            if name == step:
+                inside.set()
+                assert go_on.wait(180)
+            return getattr(self._db, name)
+
+    def fork() -> None:
+        in_a_child(lambda: None)
+        forked.set()
+
+    with store_at(tmp_path / "drive") as store, ThreadPoolExecutor(2) as pool:
+        put(store, "a", b"1")
+        [drive] = store.drives
+        assert drive is not None
+        db = drive.catalog._db
+        drive.catalog._db = HeldUp(db)
+        compacting = pool.submit(drive.compact)
+        assert inside.wait(180)
+        forking = pool.submit(fork)
+        eventually(lambda: fork_safety.GATE._forker is not None)
+        assert not forked.is_set()
+        go_on.set()
+        forking.result(180)
+        compacting.result(180)
+        drive.catalog._db = db
+
+
+@pytest.mark.slow
 def test_a_fork_waits_for_threads_that_are_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def seen(state: str, used_ns: int) -> None:
+    def seen(state: str, used_ns: int, thread: str = "a (b) c") -> None:
         task.mkdir(exist_ok=True)
-        for name, content in (("stat", f"77 (a (b) c) {state} 1 1"), ("schedstat", f"{used_ns} 0 1")):
+        for name, content in (("stat", f"77 ({thread}) {state} 1 1"), ("schedstat", f"{used_ns} 0 1")):
             (tmp_path / name).write_text(content)
             (tmp_path / name).replace(task / name)  # a reader sees it whole, as in /proc
 
@@ -252,6 +289,9 @@ def test_a_fork_waits_for_threads_that_are_about_to_end(tmp_path: Path, monkeypa
     for used_ns, may_end in ((1_000_000, True), (1_500_000, True), (9_000_000, False)):  # so long takes no end
         seen("R", used_ns)
         assert fork_safety._may_end("77", first_ns) == may_end
+    for state, is_waited_for in (("R", True), ("S", False)):  # it may hold a lock that the child needs
+        seen(state, 9_500_000, "rocksdb:low")
+        assert fork_safety._may_end("77", first_ns) == is_waited_for
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(fork_safety.wait_for_ending_threads, 60.0)
         shutil.rmtree(task)

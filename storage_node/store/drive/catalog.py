@@ -8,7 +8,8 @@ If RocksDB has stopped in a writer because file descriptors ran out, the writer 
 A RocksDB handle must not be closed, collected or used in a process that inherited it through fork: its background
 threads do not exist there, and it would wait for them forever. Handles and iterators that a child inherits are
 therefore leaked at fork, and a catalog in another process than the one that opened it raises Closed. Opening and
-closing one holds a lock of the whole process, so a fork waits for it.
+closing one holds a lock of the whole process, and so do a flush and a compaction, so a fork waits for them, and until
+RocksDB's threads sleep (fork_safety.py).
 """
 
 from __future__ import annotations
@@ -418,7 +419,8 @@ class Catalog:
             self._open_anew()
         try:
             before = self._db.latest_sequence_number()
-            self._db.flush()
+            with GATE.call():
+                self._db.flush()
         except Exception as error:
             self._stop(error)
             raise self._error(error, "flushing the catalog") from error
@@ -510,7 +512,8 @@ class Catalog:
         """Rewrite all tables as one sorted sequence, or those with keys between these. Takes time in proportion to the
         catalog. Raises what `flush` raises."""
         self.flush()
-        self._tried(lambda: self._db.compact_range(first, last), "compacting the catalog")
+        with GATE.call():
+            self._tried(lambda: self._db.compact_range(first, last), "compacting the catalog")
 
     def give_up(self, why: str) -> None:
         """Close. Current readers and later callers get DriveFailed with this reason."""
