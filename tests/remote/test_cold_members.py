@@ -15,6 +15,7 @@ import pytest
 from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
+from ais_loader.testing.waiting import eventually
 from tests.remote.backend_kit import Asked, DecidedServer, Reply, content
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
@@ -187,13 +188,14 @@ def test_an_archive_is_stored_when_much_of_it_was_read(
     for at in range(0, 9 * nodes_of(client), 3):
         assert read(client, cold, names[at : at + 3]) == [members[name] for name in names[at : at + 3]]
     assert is_stored(cold)
-    # Each node counts the reads that it answered, so each may read all members by range once.
-    for _ in range(nodes_of(client)):
+
+    def read_without_a_request() -> bool:
         proxy.forget()
         assert read(client, cold, names) == list(members.values())
-        if proxy.count("GET") == 0:
-            break
-    assert proxy.count("GET") == 0
+        return proxy.count("GET") == 0
+
+    # Each node counts the reads that it answered, so each may read members by range; on a busy machine, several times.
+    eventually(read_without_a_request)
 
 
 @pytest.mark.slow
