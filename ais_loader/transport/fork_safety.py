@@ -165,9 +165,9 @@ def _may_end(thread: str, first_ns: dict[str, int]) -> bool:
             used_ns = int(file.read().split()[0])
     except (FileNotFoundError, ProcessLookupError):  # it has ended; or the kernel does not count
         return False
-    # RocksDB's threads do not end, but one that is awake may hold the lock of their pool, which the child needs.
-    is_short = used_ns - first_ns.setdefault(thread, used_ns) < _LONG_NS or name.startswith("rocksdb:")
-    return state in _AWAKE and is_short
+    if name.startswith("rocksdb:"):  # it does not end, but it may hold the lock of RocksDB's threads
+        return state in _AWAKE
+    return state in _AWAKE and used_ns - first_ns.setdefault(thread, used_ns) < _LONG_NS
 
 
 def _before_fork() -> None:

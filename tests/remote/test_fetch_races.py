@@ -91,7 +91,7 @@ def test_a_copy_that_is_replaced_while_it_was_to_go_counts_with_its_own_size(tmp
 
 
 class Answer:
-    """An answer to a GET. `may_close`: what its end waits for."""
+    """An answer to a GET."""
 
     def __init__(self) -> None:
         self.is_closed = False
