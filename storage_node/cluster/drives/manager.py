@@ -4,7 +4,7 @@ A drive that fails too often is disabled: its objects are answered as unavailabl
 replicas. If it stays disabled for `drive_grace_s`, and other nodes have a replica of everything that can have been on
 it, it is given up: its objects then belong to the node's other drives, and are fetched from those nodes.
 
-A missing drive is used again when it reappears at one of the node's paths.
+A missing drive is used again when it reappears where it was, or at one of the node's paths.
 
 One change at a time. Belongs to the node's event loop; code that waits for a drive runs on reader threads.
 """
@@ -376,7 +376,8 @@ class DriveManager:
                 await self._missed.wait()
             await asyncio.sleep(RETURN_INTERVAL_S)
             in_use = {drive.root for drive in self._store.drives if drive is not None}
-            for path in await self._node.read(self._find):
+            last = [Path(away.path) for away in self._away.values() if away.path]
+            for path in {*last, *await self._node.read(self._find)}:
                 if path in in_use:
                     continue
                 try:
