@@ -45,6 +45,8 @@ class ClusterProcesses(Closing):
         nodes: The number of nodes.
         drives_per_node: The number of drive folders of each node.
         buckets: The buckets of the first map, with their numbers of copies.
+        min_copies: Most copies that a write of these buckets waits for. With 1, a node that is slow for a moment takes
+            no part, and a write that was acknowledged may be lost to readers while the only node that has it is down.
         environment: Environment variables in addition to this process's own.
         arguments: Further arguments of `ais-loader serve`. {address} stands for the address of the node's place.
         places: Where each node runs. By default, all run on this machine.
@@ -59,6 +61,7 @@ class ClusterProcesses(Closing):
         *,
         drives_per_node: int = 1,
         buckets: Mapping[str, int] | None = None,
+        min_copies: int = 1,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         places: Sequence[ProcessPlace] | None = None,
@@ -97,7 +100,9 @@ class ClusterProcesses(Closing):
                     number=number + 1,
                 )
             for name, copies in (buckets or {}).items():
-                self.map.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=1)
+                self.map.bucket.add(
+                    name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=min(copies, min_copies)
+                )
             self.teach()
         except BaseException:
             self._held.close()

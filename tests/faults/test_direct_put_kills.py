@@ -47,7 +47,9 @@ class Held(HTTPMultiThreadedServer):
 def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses, Client]]:
     with server.running() as address:
         arguments = ["--set", f"etl_servers={address}"]
-        with ClusterProcesses(folder / "nodes", buckets={"from": 2, "to": 2}, arguments=arguments) as cluster:
+        with ClusterProcesses(
+            folder / "nodes", buckets={"from": 2, "to": 2}, min_copies=2, arguments=arguments
+        ) as cluster:
             told = pb.TransformServer(address=address, direct_put=True)
             cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
             cluster.map.version += 1
