@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import shutil
 from pathlib import Path
@@ -367,3 +368,23 @@ def test_a_node_alone_uses_a_drive_that_was_missing_when_it_started(tmp_path: Pa
 
         eventually(is_whole, TIMEOUT_S, interval_s=0.1)
         read_all(bucket)
+
+
+def test_a_drive_that_is_opened_again_is_not_disabled_for_failures_of_before(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, 1, buckets={ONE: 1}) as cluster:
+        node, store, uuid = cluster.nodes[0], cluster.store(0), cluster.drive_uuid(0, 0)
+
+        async def turn() -> None:
+            """Open the drive again in a turn that the node's own change waits for."""
+            async with node.drives._changing:
+                (drive,) = (one for one in store.drives if one is not None and one.identity.drive_uuid == uuid)
+                drive.faults.sync_failed = "for this test"
+                node.drives._due.set()
+                while not node.drives._changes:
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(store.pool.disable_drive, uuid, "for this test")
+                await asyncio.to_thread(store.pool.enable_drive, uuid)
+            await asyncio.gather(*node.drives._changes)
+
+        asyncio.run_coroutine_threadsafe(turn(), node._loop).result(TIMEOUT_S)
+        assert cluster.states(0) == ["ACTIVE", "ACTIVE"]

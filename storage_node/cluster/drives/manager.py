@@ -256,10 +256,12 @@ class DriveManager:
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
         await self._node.read(self._acceptor_store.follow, roots_of(self._store), leaving)
 
-    async def _disable(self, uuid: str, reason: str, *, by_hand: bool, gone: bool = False) -> None:
-        """Disable a drive. `gone`: use it again when it reappears."""
+    async def _disable(
+        self, uuid: str, reason: str, *, by_hand: bool, gone: bool = False, only: Drive | None = None
+    ) -> None:
+        """Disable a drive. `gone`: use it again when it reappears. `only`: unless it was opened again meanwhile."""
         drive = self._known(uuid)
-        if drive is None:
+        if drive is None or only not in (None, drive):
             return
         path = str(drive.root)
         await self._node.read(functools.partial(self._store.pool.disable_drive, missing=gone), uuid, reason)
@@ -353,7 +355,7 @@ class DriveManager:
                         "`ais-loader cluster drive enable`, or a restart of the node"
                     )
                     try:
-                        await self._in_turn(self._disable(uuid, reason, by_hand=False, gone=gone))
+                        await self._in_turn(self._disable(uuid, reason, by_hand=False, gone=gone, only=drive))
                         self.counts.disabled += 1
                     except LoaderError as error:
                         if logged.get(uuid) != str(error):
