@@ -406,6 +406,8 @@ def test_a_fragment_that_was_written_elsewhere_is_found_by_its_new_manifest(own:
 def test_a_snapshot_has_the_coded_versions_that_it_saw(own: Made) -> None:
     cluster = own.cluster
     cluster.put_coded({"s.tar": packed_tar(MEMBERS)})
+    owner = cluster.owners("s.tar")[0]
+    before = cluster.entry(owner, "s.tar")
     cut = max(cluster.store(number).replicas.clock for number in range(6)) + 1
     cluster.map.bucket[0].snapshot.add(name="s", cut=cut)
     cluster.learn()
@@ -413,13 +415,24 @@ def test_a_snapshot_has_the_coded_versions_that_it_saw(own: Made) -> None:
     with connect(cluster.nodes[0].url, options=PATIENT) as client:
         bucket, pinned = client.bucket(BUCKET), client.bucket(f"{BUCKET}@s")
         bucket.put("large", b"new")
-        bucket.put("s.tar", b"no archive")
+        newer = packed_tar({name: data[::-1] for name, data in MEMBERS.items()})
+        cluster.put_coded({"s.tar": newer})
+        now, uuid, node = cluster.entry(owner, "s.tar"), cluster.map.bucket[0].uuid, cluster.batches(owner).node
+
+        async def recalled() -> None:
+            assert node.recall is not None
+            await asyncio.gather(*(node.recall(uuid, [("s.tar", one)]) for one in (before, now)))
+
+        assert before.is_coded and now.is_coded
+        asyncio.run_coroutine_threadsafe(recalled(), cluster.nodes[owner]._loop).result(180)
+        assert cluster.entry(owner, "s.tar").has_file
         bucket.delete("small/001")
         assert pinned.get("large") == LARGE["large"]
         assert pinned.get("small/001") == SMALL["small/001"]
         found = client.get_batch([Entry(pinned.name, name) for name in ("large", "small/001", "middle")])
         assert [item.tobytes() for item in found] == [LARGE["large"], SMALL["small/001"], LARGE["middle"]]
-        members = client.get_batch([Entry(pinned.name, "s.tar", name) for name in MEMBERS])
-        assert [item.tobytes() for item in members] == list(MEMBERS.values())
+        both = [Entry(one, "s.tar", name) for one in (pinned.name, BUCKET) for name in MEMBERS]
+        members = client.get_batch(both)
+        assert [item.tobytes() for item in members] == [*MEMBERS.values(), *(data[::-1] for data in MEMBERS.values())]
         assert pinned.get("s.tar") == packed_tar(MEMBERS)
-        assert bucket.get("s.tar") == b"no archive"
+        assert bucket.get("s.tar") == newer

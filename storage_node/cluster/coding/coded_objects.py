@@ -15,7 +15,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.coding.group_reader import GroupReader, Wanted
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of
-from storage_node.store.format import CatalogEntry
+from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.retained_replicas import KeptVersion, retained_coded
 from storage_node.store.write import Upload
 
@@ -29,7 +29,7 @@ _RECALLED_AT_ONCE = 4
 class CodedObjects:
     def __init__(self, node: Node, groups: GroupReader) -> None:
         self._node, self.groups = node, groups
-        self._recalling: dict[tuple[bytes, str], asyncio.Task[None]] = {}
+        self._recalling: dict[tuple[bytes, str, Version], asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_RECALLED_AT_ONCE)
 
     def _bucket(self, bucket_uuid: bytes) -> cluster_pb.MapBucket:
@@ -86,7 +86,7 @@ class CodedObjects:
     async def recall(self, bucket_uuid: bytes, name: str, entry: CatalogEntry) -> None:
         """Store an object here again. Callers at the same time share the work. Raises DriveFull, NodeUnavailable,
         LoaderError."""
-        key = bucket_uuid, name
+        key = bucket_uuid, name, entry.version  # a snapshot may see an older one
         if (task := self._recalling.get(key)) is None:
             task = self._recalling[key] = asyncio.create_task(self._store(bucket_uuid, name, entry))
             task.add_done_callback(lambda _: self._recalling.pop(key))
