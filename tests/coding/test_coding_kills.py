@@ -37,7 +37,7 @@ DRAW = random.Random(5)
 OBJECTS = {f"s/{at:03}": DRAW.randbytes(DRAW.randrange(1, 60_000)) for at in range(200)} | {
     "large": DRAW.randbytes(5_000_001)
 }
-RETRY_S = 60.0
+RETRY_S = 240.0
 GRACE_S = 20
 
 
@@ -83,38 +83,29 @@ def check(bucket: Bucket, content: Mapping[str, bytes] = OBJECTS) -> None:
         read(bucket, list(content), Kind(assembly, ordered=True), content=content)
 
 
-@contextmanager
-def stores(cluster: ClusterProcesses, folder: Path) -> Iterator[list[Store]]:
-    """The nodes' drives, once the nodes have stopped."""
-    for node in cluster.nodes:
-        node.stop()
-    opened = [Store.open([folder / f"node-{number}" / "drive-0"], mode="r") for number in range(NODES)]
-    try:
-        yield opened
-    finally:
-        for store in opened:
-            store.close()
+def assert_each_fragment_has_a_manifest(cluster: ClusterProcesses, folder: Path) -> None:
+    """Once what a coder that died has left is older than `coding_grace_s`, by the drives beside the nodes."""
+    uuid_, companion = cluster.map.bucket[0].uuid, companion_name(cluster.map.bucket[0].uuid)
 
+    def found() -> tuple[set[str], set[str], set[str]]:
+        """Groups with fragments, those with a manifest, and those that objects name."""
+        groups, manifests, named = set[str](), set[str](), set[str]()
+        for number in range(NODES):
+            with Store.open([folder / f"node-{number}" / "drive-0"], mode="r") as store:
+                groups |= {name.split("/")[0] for name, _ in store.replicas.scan(companion, "", "", tombstones=False)}
+                manifests |= {
+                    name.removeprefix("/.coded/")
+                    for name, _ in store.replicas.scan(BUCKET, "/.coded/", "", tombstones=False)
+                }
+                entries = [store.replicas.newest_entry(uuid_, name) for name in OBJECTS]
+                named |= {entry.group.hex() for entry in entries if entry is not None and entry.is_coded}
+        return groups, manifests, named
 
-def assert_each_fragment_has_a_manifest(
-    cluster: ClusterProcesses, folder: Path, *, but_for_leftovers: bool = False
-) -> None:
-    """`but_for_leftovers`: a coder has died, and what it left is younger than `coding_grace_s`."""
-    companion = companion_name(cluster.map.bucket[0].uuid)
-    with stores(cluster, folder) as opened:
-        found = [store.replicas.scan(companion, "", "", tombstones=False) for store in opened]
-        groups = {name.split("/")[0] for name, _ in itertools.chain(*found)}
-        manifests = {
-            name.removeprefix("/.coded/")
-            for store in opened
-            for name, _ in store.replicas.scan(BUCKET, "/.coded/", "", tombstones=False)
-        }
-        entries = [
-            store.replicas.newest_entry(cluster.map.bucket[0].uuid, name) for store in opened for name in OBJECTS
-        ]
-        named = {entry.group.hex() for entry in entries if entry is not None and entry.is_coded}
-    assert groups == manifests or (but_for_leftovers and groups > manifests)
-    assert named <= manifests
+    def is_kept() -> bool:
+        groups, manifests, named = found()
+        return groups == manifests and named <= manifests
+
+    eventually(is_kept, interval_s=1.0)
 
 
 @pytest.mark.parametrize("point", ["code.fragments", "code.manifest", "code.swapped", "code.done"])
@@ -170,7 +161,7 @@ def test_all_nodes_that_die_within_a_conversion_go_on_with_it(tmp_path: Path) ->
             check(client.bucket(BUCKET))
             eventually(lambda: settled(cluster), interval_s=1.0)
             check(client.bucket(BUCKET))
-        assert_each_fragment_has_a_manifest(cluster, tmp_path, but_for_leftovers=True)
+        assert_each_fragment_has_a_manifest(cluster, tmp_path)
 
 
 def test_any_two_of_six_nodes_are_killed_under_batches(tmp_path: Path) -> None:
