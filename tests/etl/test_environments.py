@@ -11,9 +11,11 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.errors import InvalidRequest, TransformFailed, TransformGone
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.values import Content
+from storage_node.etl.worker import stage
 from storage_node.etl.worker.environments import is_needed
 from storage_node.settings.config import ServerConfig
 from tests.etl import wheel_kit
@@ -108,12 +110,15 @@ def bytes_of(data: memoryview) -> bytes:
     return bytes(data)
 
 
-def test_what_cannot_be_installed_is_told_in_state_and_log_and_tried_again_after_a_while(tmp_path: Path) -> None:
+def test_what_cannot_be_installed_is_told_in_state_and_log_and_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "_PAUSES", Backoff(600.0, 600.0))
     made = Made(None)
     transform = of_shouting()
 
     async def work(transforms: NodeTransforms) -> None:
-        for _ in range(3):  # the pause between tries is longer than this
+        for _ in range(3):
             with pytest.raises(TransformFailed, match=r"does not start.*No matching distribution"):
                 await shout(transforms)
         state = transforms.state(transform, with_log=True)

@@ -32,7 +32,9 @@ from ais_loader.errors import (
     TransformTimeout,
 )
 from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.wire.backoff import Backoff
 from storage_node.etl.values import Content, Origin
+from storage_node.etl.worker import stage
 from tests.etl.worker_kit import ORIGIN, call, of_command, of_function, run_one, transforms_of
 
 MiB = 1 << 20
@@ -123,19 +125,27 @@ def test_a_pipeline_passes_each_output_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_run_at_once_and_no_more_than_there_are_workers(tmp_path: Path) -> None:
-    def where(data: memoryview) -> bytes:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def where(data: memoryview, marks: str) -> bytes:
+        """Wait until two run, the second of which may take its time to start."""
         import time
 
-        time.sleep(0.2)
+        open(f"{marks}/{os.getpid()}", "w").close()
+        while len(os.listdir(marks)) < 2:
+            time.sleep(0.01)
         return str(os.getpid()).encode()
 
     async def run() -> set[bytes]:
         async with transforms_of(tmp_path, of_function(where), etl_workers=2) as transforms:
-            made = await asyncio.gather(*(transforms.run(call(), ORIGIN, Content.of(b"")) for _ in range(6)))
+            asked = call(marks=str(marks))
+            made = await asyncio.gather(*(transforms.run(asked, ORIGIN, Content.of(b"")) for _ in range(6)))
             assert transforms.counts("f").workers == 2
             return {bytes(one.read(0, 99)) for one in made}
 
-    assert len(asyncio.run(run())) == 2
+    assert len(asyncio.run(asyncio.wait_for(run(), 180))) == 2
+    assert len(os.listdir(marks)) == 2
 
 
 @pytest.mark.slow
@@ -435,8 +445,13 @@ def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
         threading.Event().wait()
         return b""
 
-    with pytest.raises(TransformTimeout):
-        run_one(tmp_path, of_function(forks, timeout_s=1.0), b"x", pids=str(pids))
+    def has_begun() -> bool:
+        """A busy machine may take longer than the time limit to start the child."""
+        with pytest.raises(TransformTimeout):
+            run_one(tmp_path, of_function(forks, timeout_s=1.0), b"x", pids=str(pids))
+        return pids.exists() and bool(pids.read_text())
+
+    eventually(has_begun)
     pid = int(pids.read_text())
     eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 
@@ -505,10 +520,15 @@ def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bo
             with pytest.raises(TransformFailed if dies else TransformTimeout, match="ended with 3" if dies else "long"):
                 await transforms.run(call(dies=dies, pids=str(pids)), ORIGIN, Content.of(b"x"))
 
-    try:
+    def has_begun() -> bool:
+        """A busy machine may take longer than the time limit to start the child."""
         asyncio.run(asyncio.wait_for(run(), 180))
+        return pids.exists()
+
+    try:
+        eventually(has_begun)
     finally:
-        for pid in pids.read_text().split():
+        for pid in pids.read_text().split() if pids.exists() else ():
             os.kill(int(pid), signal.SIGKILL)
 
 
@@ -639,22 +659,25 @@ def test_a_worker_imports_next_to_nothing_before_it_begins() -> None:
 
 
 @pytest.mark.slow
-def test_one_that_never_starts_is_not_started_again_and_again(tmp_path: Path) -> None:
+def test_one_that_never_starts_is_not_started_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_PAUSES", Backoff(600.0, 600.0))
+    marks = str(tmp_path / "marks")
+
     class Broken:
         def __init__(self) -> None:
+            with open(marks, "ab") as file:
+                file.write(b"x")
             raise RuntimeError("no model here")
 
     async def run() -> None:
         async with transforms_of(tmp_path, of_function(Broken)) as transforms:
-            ends_s = [time.monotonic()]
             for _ in range(50):
                 with pytest.raises(TransformFailed, match="does not start: RuntimeError: no model here"):
                     await transforms.run(call(), ORIGIN, Content.of(b""))
-                ends_s.append(time.monotonic())
-            assert ends_s[-1] - ends_s[1] < 20 * (ends_s[1] - ends_s[0]), "only the first one has waited for a start"
             assert transforms.counts("f").workers == 0
 
     asyncio.run(run())
+    assert Path(marks).read_bytes() == b"x", "only the first one has waited for a start"
 
 
 @pytest.mark.slow
@@ -771,7 +794,7 @@ def test_outputs_that_are_files_wait_for_each_other(tmp_path: Path) -> None:
     ("then", "limits", "error", "what", "restarts"),
     [
         ("raises", {}, TransformFailed, "ValueError: not this one", 0),
-        ("hangs", {"timeout_s": 1.0}, TransformTimeout, "took too long", 1),
+        ("hangs", {"timeout_s": 12.0}, TransformTimeout, "took too long", 1),
         ("dies", {"retries": 1}, TransformFailed, "ended by signal 9", 2),
         ("scribbles", {}, TransformFailed, "makes no sense", 2),
     ],
@@ -862,8 +885,12 @@ def test_each_has_the_whole_time_limit_for_itself(tmp_path: Path) -> None:
         time.sleep(0.6)
         return b"done"
 
-    made, counts = burst_of(tmp_path, waits, [b"x"] * 4, timeout_s=2.0)
-    assert made == [b"done"] * 4 and counts.restarts == 0
+    def are_made() -> bool:
+        """A machine that stands still may take too long for one, but not each time."""
+        made, counts = burst_of(tmp_path, waits, [b"x"] * 4, timeout_s=2.0)
+        return made == [b"done"] * 4 and counts.restarts == 0
+
+    eventually(are_made)
 
 
 @pytest.mark.slow

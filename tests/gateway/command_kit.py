@@ -95,12 +95,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def s3_at(url: str, key: str, secret: str, **options: Any) -> Any:
-    """Return a client of boto3 without repetitions."""
+def s3_at(url: str, key: str, secret: str, *, attempts: int = 1, **options: Any) -> Any:
+    """Return a client of boto3, by default without repetitions."""
     import boto3
     from botocore.config import Config
 
-    config = Config(retries={"total_max_attempts": 1}, read_timeout=30, connect_timeout=30)
+    retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
+    config = Config(retries=retries, read_timeout=180, connect_timeout=180)
     return boto3.client(
         "s3",
         "us-east-1",

@@ -15,6 +15,7 @@ import pytest
 from ais_loader import errors
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.objects.archive import BatchArchive
+from ais_loader.testing import eventually
 from tests.gateway.conftest import Served
 from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_boto3 import data
@@ -71,7 +72,7 @@ def test_only_so_many_batches_are_answered_at_once(served: Served, bucket: str) 
     def connected() -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)
 
-    with GatewayThread(served.clients, None, limits=Limits(batches=1, wait_s=0.1)) as gateway:
+    with GatewayThread(served.clients, None, limits=Limits(batches=1, wait_s=0.1, still_s=180.0)) as gateway:
         with closing(connected()) as first, closing(connected()) as second:
             first.request("POST", path, document)
             answer = first.getresponse()
@@ -82,6 +83,10 @@ def test_only_so_many_batches_are_answered_at_once(served: Served, bucket: str) 
             second.request("GET", f"/{bucket}/large")
             assert second.getresponse().read() == large
             assert members(answer.read()) == [("large", large)] * 16
-        with closing(connected()) as third:
-            third.request("POST", path, document)
-            assert third.getresponse().status == 200
+
+        def is_answered() -> bool:
+            with closing(connected()) as third:
+                third.request("POST", path, document)
+                return third.getresponse().status == 200
+
+        eventually(is_answered)  # once the end of the first one is known

@@ -72,8 +72,11 @@ def test_both_processes_answer_and_are_told(gateway: GatewayCommand, tmp_path: P
         return all(by_process())
 
     eventually(both)
+    eventually(lambda: sum(by_process()) >= total)  # a request counts when its answer has been sent
     assert sum(by_process()) == total
-    lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
+    log = tmp_path / "access.log"
+    eventually(lambda: log.read_bytes().count(b"\n") >= total)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["status"] for line in lines] == ["403"] * total and len({line["id"] for line in lines}) == total
     with urllib.request.urlopen(gateway.told["page_url"], timeout=180) as answer:
         assert answer.status == 200

@@ -23,6 +23,7 @@ from ais_loader import errors
 from ais_loader.integrations.gateway.request import S3Error
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.integrations.gateway.xml import parse
+from ais_loader.testing import eventually
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
@@ -71,7 +72,7 @@ def refused(answer: tuple[int, bytes], code: str) -> None:
 
 def raw(served: Served, data: bytes, *, end: bool = False) -> bytes:
     """Send bytes and return the answer until the gateway ends the connection, or has sent a whole answer."""
-    with socket.create_connection(("127.0.0.1", served.port), 30) as sock:
+    with socket.create_connection(("127.0.0.1", served.port), 180) as sock:
         with contextlib.suppress(OSError):
             sock.sendall(data)
             if end:
@@ -364,12 +365,18 @@ def test_slow_clients_are_disconnected(served: Served, bucket: str) -> None:
     with GatewayThread(served.clients, {ACCOUNT.access_key: ACCOUNT}, limits=Limits(idle_s=0.3)) as gateway:
         for sent, code in ((b"", 0), (b"GET / HT", 0), (b"GET / HTTP/1.1\r\nHost: x\r\n", 0),
                            (start("PUT", "a", put) + b"12345", 400)):  # fmt: skip
-            with socket.create_connection(("127.0.0.1", gateway.port), 30) as sock:
-                sock.sendall(sent)
+
+            def is_told(sent: bytes = sent, code: int = code) -> bool:
+                """A client that stands still before it sends anything is disconnected without a word."""
                 found = b""
-                while piece := sock.recv(65536):
-                    found += piece
-                assert (status(found) if found else 0) == code, sent
+                sock = socket.create_connection(("127.0.0.1", gateway.port), 180)
+                with sock, contextlib.suppress(ConnectionError):
+                    sock.sendall(sent)
+                    while piece := sock.recv(65536):
+                        found += piece
+                return (status(found) if found else 0) == code
+
+            eventually(is_told)
         with socket.create_connection(("127.0.0.1", gateway.port), 30) as sock:
             sock.sendall(start("GET", "there", get))
             time.sleep(1.5)  # a client that takes nothing; there is no condition to wait for

@@ -29,7 +29,9 @@ class Served:
 
     def __init__(self, cluster: ClusterProcesses, client: Client, urls: list[str]) -> None:
         self.cluster, self.client = cluster, client
-        self.one, self.other = (s3_at(url, ACCOUNT.access_key, ACCOUNT.secret_key) for url in urls)
+        # As clients do, they repeat what is refused while a node is away or has just come back.
+        keys = ACCOUNT.access_key, ACCOUNT.secret_key
+        self.one, self.other = (s3_at(url, *keys, attempts=10) for url in urls)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def running() -> Iterator[Served]:
     keys = {ACCOUNT.access_key: ACCOUNT}
     with contextlib.ExitStack() as held:
         folder = held.enter_context(throwaway_folder())
-        cluster = held.enter_context(ClusterProcesses(folder, 3, buckets={BUCKET: 2}))
+        cluster = held.enter_context(ClusterProcesses(folder, 3, buckets={BUCKET: 2}, min_copies=2))
         clients = [Clients(cluster.url, [ACCOUNT]) for _ in range(2)]
         for one in clients:
             held.callback(one.close)

@@ -272,7 +272,10 @@ def test_an_object_that_is_replaced_while_it_is_sent_is_one_of_the_two(node: Nod
 _AT_EXIT = """
 import atexit, sys
 import ais_loader
+from ais_loader.transport.grpc import connection
+from ais_loader.transport.session import lane
 
+connection.CONNECT_TIMEOUT_S = lane.CONNECT_TIMEOUT_S = 20.0
 bucket = ais_loader.connect(sys.argv[1]).bucket("b")
 atexit.register(lambda: bucket.put_many((f"last/{at}", bytes(300_000 + at)) for at in range(6)))
 """

@@ -57,10 +57,10 @@ def moto_keys() -> list[str]:
 
 
 def settings(**changed: Any) -> RemoteSettings:
-    """Settings with short times, and ranges of the smallest size of a part."""
+    """Settings with ranges of the smallest size of a part. Requests are repeated for long."""
     values = {
-        "retry_s": 5.0,
-        "timeout_s": 20.0,
+        "retry_s": 180.0,
+        "timeout_s": 180.0,
         "large_object_bytes": 5 * MIB,
         "range_bytes": 5 * MIB,
         "hosts": ("any",),

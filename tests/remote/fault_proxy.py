@@ -510,7 +510,7 @@ async def _body(
         yield piece
 
 
-async def _wait_until_sent(writer: asyncio.StreamWriter, timeout_s: float = 1.0) -> None:
+async def _wait_until_sent(writer: asyncio.StreamWriter, timeout_s: float = 60.0) -> None:
     """Wait until the client's machine has it all: a reset throws away the rest."""
     sock, deadline_s = writer.get_extra_info("socket"), time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from ais_loader import Entry, Remote, connect
+from ais_loader import ClusterOptions, Entry, Remote, connect
 from ais_loader.errors import LoaderError
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -40,7 +40,7 @@ def cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
 
 @pytest.fixture
 def client(cluster: ClusterProcesses) -> Iterator[Client]:
-    with connect(cluster.url) as connected:
+    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as connected:
         yield connected
 
 
@@ -122,9 +122,8 @@ def test_an_owner_that_lacks_a_copy_gets_it_from_another_owner(
     remote_bucket: RemoteBucket,
     proxy: FaultProxy,
 ) -> None:
-    bucket = client.create_bucket(
-        bucket_name, remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint), copies=2
-    )
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
+    bucket = client.create_bucket(bucket_name, remote=remote, copies=2, min_copies=2)  # each owner has one
     names = fill(remote_bucket, 40)
     read(client, bucket, names)
     first = cluster.nodes[0]
@@ -154,9 +153,8 @@ def test_an_owner_that_lacks_a_copy_gets_it_from_another_owner(
 def test_a_snapshot_has_what_any_owner_has(
     cluster: ClusterProcesses, client: Client, bucket_name: str, remote_bucket: RemoteBucket
 ) -> None:
-    bucket = client.create_bucket(
-        bucket_name, remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint), copies=2
-    )
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
+    bucket = client.create_bucket(bucket_name, remote=remote, copies=2, min_copies=2)  # each owner has one
     names = fill(remote_bucket, 20)
     read(client, bucket, names)
     evict_at(cluster.nodes[0], bucket)

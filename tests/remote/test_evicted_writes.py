@@ -40,7 +40,7 @@ def cluster(remote_bucket: RemoteBucket, tmp_path: Path) -> Iterator[ClusterProc
 
 def made(client: Client, remote_bucket: RemoteBucket, write: str) -> Bucket:
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write=write)  # type: ignore[arg-type]
-    return client.create_bucket("train", remote=remote, copies=2)
+    return client.create_bucket("train", remote=remote, copies=2, min_copies=2)
 
 
 def view_of(client: Client) -> ClusterView:

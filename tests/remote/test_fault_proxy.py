@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import obstore
 import obstore.exceptions
@@ -209,13 +210,17 @@ def test_an_error_is_answered_to_a_put_and_to_a_head(
     assert (remote_bucket.keys(), proxy.connections_made) == (["b"], 1)
 
 
-@pytest.mark.slow
-def test_a_rule_for_a_time_ends(proxy: FaultProxy, remote_bucket: RemoteBucket) -> None:
+def test_a_rule_for_a_time_ends(
+    proxy: FaultProxy, remote_bucket: RemoteBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote_bucket.put("a", b"a")
+    now_s = time.monotonic()
+    monkeypatch.setattr("tests.remote.fault_proxy.time", SimpleNamespace(monotonic=lambda: now_s))
     proxy.on("GET", "a", Fault(status=503), for_s=3600.0).remove()
     proxy.on("GET", "a", Fault(status=503), for_s=0.3)
     assert get(proxy, path(remote_bucket, "a"))[0] == 503
-    eventually(lambda: get(proxy, path(remote_bucket, "a")) == (200, b"a"))
+    now_s += 0.31
+    assert get(proxy, path(remote_bucket, "a")) == (200, b"a")
 
 
 def test_rules_follow_each_other(proxy: FaultProxy, remote_bucket: RemoteBucket) -> None:
@@ -412,4 +417,4 @@ def test_a_proxy_closes_with_requests_in_it(s3: S3Server) -> None:
         eventually(lambda: proxy.in_flight == 1)
     with contextlib.closing(connection), pytest.raises(ConnectionError):
         connection.getresponse()
-    assert threading.active_count() == threads_before
+    eventually(lambda: threading.active_count() <= threads_before)  # those of tests before may end late

@@ -13,11 +13,10 @@ import pytest
 from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing.node import NodeProcess
-from ais_loader.testing.waiting import eventually
 from tests.cluster_processes import ClusterProcesses
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
-from tests.remote.fault_proxy import Fault, FaultProxy
+from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_cluster_faults import first_owner, process_of
 from tests.remote.test_inventory import hidden, lists, names_of
 from tests.remote.test_remote_buckets import data_of, filled
@@ -40,7 +39,7 @@ def test_every_node_of_a_cluster_has_the_inventory_and_one_may_be_killed(
     names = filled(remote_bucket, 12)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with connect(cluster.nodes[0].url, options=PATIENT) as client:
-        bucket = client.create_bucket("train", remote=remote, copies=2)
+        bucket = client.create_bucket("train", remote=remote, copies=2, min_copies=2)
         assert bucket.refresh_inventory().count == 12
         bucket.delete(names[5])
         bucket.put("new", b"new")
@@ -63,13 +62,18 @@ def test_a_deletion_through_another_node_counts_from_the_first_refresh_on(
 ) -> None:
     names = filled(remote_bucket, 6)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
-    with connect(cluster.nodes[0].url) as client, connect(cluster.nodes[2].url) as other, ThreadPoolExecutor(1) as pool:
+    with (
+        connect(cluster.nodes[0].url, options=PATIENT) as client,
+        connect(cluster.nodes[2].url, options=PATIENT) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
         bucket = client.create_bucket("train", remote=remote, copies=2)
         other.bucket("train").get(names[5])
-        with proxy.on("GET", remote_bucket.name, Fault(delay_s=1.5)):
+        with proxy.held("GET", remote_bucket.name) as held:
             refresh = pool.submit(bucket.refresh_inventory)
-            eventually(lambda: lists(proxy) == 1)
+            held.wait_for(1)
             other.bucket("train").delete_many(names[:2])
+            held.release()
             refresh.result(180)
         assert names_of(bucket) == names_of(other.bucket("train")) == names[2:]
 
@@ -81,7 +85,8 @@ def test_a_refresh_that_is_killed_leaves_the_old_inventory(
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with (
         NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node,
-        connect(node.url, options=ClusterOptions(retry_s=5.0)) as client,
+        connect(node.url, options=PATIENT) as client,
+        connect(node.url, options=ClusterOptions(retry_s=20.0)) as refreshing,
     ):
         bucket = client.create_bucket("train", remote=remote)
         old = bucket.refresh_inventory()
@@ -90,7 +95,7 @@ def test_a_refresh_that_is_killed_leaves_the_old_inventory(
 
         def refresh() -> None:
             try:
-                bucket.refresh_inventory()
+                refreshing.bucket("train").refresh_inventory()
             except errors.LoaderError as error:
                 failed.append(error)
 

@@ -41,6 +41,8 @@ from tests.table import table
 BATCH = 5
 LOADER = b"l" * 16
 ALONE = pytest.mark.parametrize("url", ["embedded", "grpc"], indirect=True)
+PATIENT = ClusterOptions(retry_s=240.0)
+UNHEDGED: dict[str, Any] = {"remote_hosts": ("any",), "remote_hedge_budget": 0.0}
 NODES = pytest.mark.parametrize("url", ["grpc"], indirect=True)
 
 
@@ -209,7 +211,7 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
 ) -> None:
     names = filled(remote_bucket, 30)
     with (
-        serving(tmp_path, remote_max_requests=3, remote_prefetch_requests=2, remote_hosts=("any",)) as node,
+        serving(tmp_path, remote_max_requests=3, remote_prefetch_requests=2, **UNHEDGED) as node,
         connect(node.url) as client,
         proxy.held("GET", "*", times=2) as held,
     ):
@@ -311,7 +313,7 @@ def test_the_plan_of_a_killed_loader_is_forgotten(
 def test_a_node_that_restarts_is_told_the_plan_again(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url) as client:
+    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url, options=PATIENT) as client:
         bucket = new_bucket(client, remote_bucket)
         plan = plan_of(bucket, names := filled(remote_bucket, 100))
         batches = iter(loader_of(client, plan, expect_steps=6))
@@ -330,7 +332,10 @@ def test_a_node_that_restarts_is_told_the_plan_again(
 def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
     s3: object, tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as cluster, connect(cluster.url) as client:
+    with (
+        ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as cluster,
+        connect(cluster.url, options=PATIENT) as client,
+    ):
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote, copies=2)
         plan = plan_of(bucket, names := filled(remote_bucket, 300))

@@ -141,7 +141,9 @@ def test_credentials_that_expire_are_read_again(tmp_path: Path, monkeypatch: pyt
         asyncio.run(run())
 
 
-def test_credentials_that_stay_refused_are_not_read_again_for_each_request() -> None:
+def test_credentials_that_stay_refused_are_not_read_again_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_requests, "REOPEN_S", 3600.0)
+
     async def run() -> None:
         async with OneBackend(server.remote()) as backend:
             for _ in range(3):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, Client, Entry, Remote, connect, errors
+from ais_loader import Bucket, Client, ClusterOptions, Entry, Remote, connect, errors
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.checksum import crc32c
@@ -213,7 +213,7 @@ def test_a_kill_in_the_middle_of_a_group_leaves_whole_objects_only(
             answered = names[:10]
             assert read(client, bucket, answered) == [objects[name] for name in answered]
         armed(node, point)
-        with connect(node.url) as client, ThreadPoolExecutor(1) as pool:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(1) as pool:
             reading = pool.submit(lambda: list(client.get_batch([Entry("b", name) for name in names])))
             eventually(lambda: not node.alive)
             node.kill()

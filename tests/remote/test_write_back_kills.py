@@ -51,7 +51,7 @@ def until_killed(node: NodeProcess, change: Callable[[Bucket], object]) -> objec
 def made(url: str, remote_bucket: RemoteBucket, copies: int = 1) -> None:
     with connect(url, options=PATIENT) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write="back")
-        bucket = client.create_bucket("train", remote=remote, copies=copies)
+        bucket = client.create_bucket("train", remote=remote, copies=copies, min_copies=copies)
         bucket.put("a", b"old")
         bucket.flush(timeout_s=120)
 
@@ -143,16 +143,16 @@ def test_a_long_outage_with_kills_loses_nothing(
 
 
 def test_a_put_waits_for_room_and_then_fails(remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path) -> None:
-    arguments = [*ANY_HOST, "--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=1"]
+    arguments = [*ANY_HOST, "--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=15"]
     with NodeProcess(tmp_path / "drive", arguments=arguments) as node:
         made(node.url, remote_bucket)
-        with connect(node.url, options=IMPATIENT) as client:
+        with connect(node.url, options=PATIENT) as client, connect(node.url, options=IMPATIENT) as impatient:
             bucket = client.bucket("train")
             with proxy.held("*", "*"):
                 bucket.put("0", bytes(100_000))
                 bucket.put("1", bytes(100_000))
                 with pytest.raises(errors.Overloaded, match="remote_write_back_bytes") as failed:
-                    bucket.put("2", bytes(200_000))
+                    impatient.bucket("train").put("2", bytes(200_000))
                 assert failed.value.retryable
             bucket.flush(timeout_s=120)
             bucket.put("big", bytes(1_000_000))  # alone, it may be larger

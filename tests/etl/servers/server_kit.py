@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -38,12 +39,19 @@ CHANNELS = [
 ORIGIN = Origin("b", "größer/a #?%.txt", "7")
 
 
+WAITING, GO_ON = threading.Event(), threading.Event()
+"""With the argument "waits", a server in this process sets the one, and waits for the other."""
+
+
 def made(data: bytes, path: str, args: Any) -> bytes:
     """What the transform of these tests makes: it does what the arguments say."""
     if "fail" in args:
         raise ValueError(args["fail"])
     if "sleep_s" in args:
         time.sleep(args["sleep_s"])
+    if "waits" in args:
+        WAITING.set()
+        assert GO_ON.wait(180)
     if args.get("say") == "path":
         return path.encode()
     if args.get("say") == "args":
@@ -63,7 +71,7 @@ class OfFile:
 
 class Streaming:
     def transform_stream(self, chunks: Iterator[bytes], path: str, args: Any) -> Iterable[bytes]:
-        if "fail" in args or "say" in args or "sleep_s" in args:
+        if args.keys() & {"fail", "say", "sleep_s", "waits"}:
             yield made(b"", path, args)
             return  # without a look at its input
         for chunk in chunks:
@@ -104,7 +112,7 @@ async def open_stage(
     allowed: Iterable[str] | None = None,
     fqn: bool = False,
     connections: int = 0,
-    gone_after_s: float = 5.0,
+    gone_after_s: float = 180.0,
     **limits: Any,
 ) -> AsyncIterator[tuple[ServerStage, TransformHttp]]:
     side = TransformHttp()

@@ -303,8 +303,8 @@ def test_a_server_that_is_started_anew_in_the_middle_loses_no_object(
 async def restarted(framework: str, communication: Communication, held: contextlib.ExitStack) -> None:
     address = held.enter_context(new_server(framework).running())
     port = int(address.rpartition(":")[2])
-    async with open_stage(address, communication, connections=4, gone_after_s=20) as (stage, _):
-        inputs = [b"x%d" % number for number in range(60)]
+    async with open_stage(address, communication, connections=4) as (stage, _):
+        inputs = [b"x%d" % number for number in range(120)]
         args = '{"sleep_s": 0.05}'
         job = [asyncio.create_task(stage.run(ORIGIN, Content.of(data), args)) for data in inputs]
         await asyncio.wait(job, return_when=asyncio.FIRST_COMPLETED)
@@ -322,7 +322,7 @@ def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(communicati
     async def main() -> None:
         with new_server("fastapi").running() as address:
             async with open_stage(address, communication, connections=1) as (stage, _):
-                running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"sleep_s": 0.4}'))
+                running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"sleep_s": 2}'))
                 waiting = asyncio.create_task(stage.run(ORIGIN, Content.of(b"y"), ""))
                 await until(lambda: stage._running)
                 await stage.close()

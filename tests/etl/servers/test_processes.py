@@ -61,7 +61,7 @@ def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Pope
         children = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)
         assert process.wait(180) == 0
-        assert not psutil.wait_procs(children, 5)[1]
+        assert not psutil.wait_procs(children, 180)[1]
     finally:
         if process.poll() is None:
             process.kill()
@@ -74,7 +74,7 @@ def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Pope
 def test_several_processes_share_a_port_and_one_that_dies_is_made_anew(framework: str) -> None:
     async def pids(address: str, made: int = 40) -> set[int]:
         """Over connections of their own: those that there are stay with their process."""
-        async with open_stage(address, HPUSH, gone_after_s=30, retries=50, connections=20) as (stage, _):
+        async with open_stage(address, HPUSH, gone_after_s=180, retries=50, connections=20) as (stage, _):
             contents = await asyncio.gather(*(stage.run(ORIGIN, Content.of(b""), "") for _ in range(made)))
             return {int(bytes_of(content)) for content in contents}
 
@@ -104,7 +104,7 @@ def test_a_streaming_transform_holds_neither_its_input_nor_its_output(tmp_path: 
     size_bytes = 300 << 20
 
     async def main(address: str) -> None:
-        async with open_stage(address, HPUSH, gone_after_s=30) as (stage, _):
+        async with open_stage(address, HPUSH, gone_after_s=180) as (stage, _):
             path = tmp_path / "large"
             with path.open("wb") as file:
                 file.truncate(size_bytes)

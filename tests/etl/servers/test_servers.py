@@ -16,9 +16,11 @@ from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from tests.etl.servers.server_kit import (
     CHANNELS,
     FORMS,
+    GO_ON,
     HPULL,
     HPUSH,
     ORIGIN,
+    WAITING,
     WS,
     Owner,
     bytes_of,
@@ -28,6 +30,7 @@ from tests.etl.servers.server_kit import (
     run,
 )
 from tests.every_value import every_value_once, product_of
+from tests.node.loop_kit import until
 
 Communication = pb.TransformServer.Communication
 Address = Callable[[str, str], str]
@@ -174,9 +177,13 @@ def test_one_that_takes_too_long_is_broken_off_and_the_next_is_not_disturbed(
             stage,
             _,
         ):
-            with pytest.raises(TransformTimeout, match=r"took longer than 0\.3 s"):
-                await stage.run(ORIGIN, Content.of(b"slow"), '{"sleep_s": 1}')
-            stage._timeout_s = 20.0  # a busy machine may take longer than that for anything
+            GO_ON.clear()
+            try:
+                with pytest.raises(TransformTimeout, match=r"took longer than 0\.3 s"):
+                    await stage.run(ORIGIN, Content.of(b"slow"), '{"waits": true}')
+            finally:
+                GO_ON.set()
+            stage._timeout_s = 180.0  # a busy machine may take longer than that for anything
             assert bytes_of(await stage.run(ORIGIN, Content.of(b"next"), "")) == b"NEXT"
 
     run(main())
@@ -190,11 +197,16 @@ def test_what_is_cancelled_leaves_nothing_for_the_next(channel: Channel, address
         async with open_stage(address(framework, "transform"), communication, connections=1) as (stage, _):
             for data in (b"slow", LARGE):
                 content = Content.of(data)
-                task = asyncio.create_task(stage.run(ORIGIN, content, '{"sleep_s": 0.5}'))
-                await asyncio.sleep(0.1)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
+                WAITING.clear()
+                GO_ON.clear()
+                task = asyncio.create_task(stage.run(ORIGIN, content, '{"waits": true}'))
+                try:
+                    await until(WAITING.is_set)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                finally:
+                    GO_ON.set()
                 content.close()
                 assert bytes_of(await stage.run(ORIGIN, Content.of(b"next"), "")) == b"NEXT"
 

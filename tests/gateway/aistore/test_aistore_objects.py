@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import socket
@@ -245,16 +246,20 @@ def test_only_a_proxy_says_that_a_client_uses_tls(served: Served, bucket: str) -
 
 
 def test_a_full_gateway_says_when_to_come_back(tmp_path: Path) -> None:
+    limits = Limits(requests=1, wait_s=0.05, idle_s=600.0, still_s=600.0)
     clients = Clients(str(tmp_path / "store"), [])
     try:
-        with GatewayThread(clients, None, limits=Limits(requests=1, wait_s=0.05)) as gateway:
+        with GatewayThread(clients, None, limits=limits) as gateway, contextlib.ExitStack() as held:
             ais = Ais(gateway.port, "")
-            ais("POST", "buckets/b", {"action": "create-bck"})
-            ais.put("b", "x", data(64 << 20))
-            with socket.create_connection(("127.0.0.1", gateway.port), timeout=180) as slow:
+            clients.of(None).create_bucket("b").put("x", data(64 << 20))
+
+            def has_slot() -> bool:
+                slow = held.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=180))
                 slow.sendall(b"GET /v1/objects/b/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert slow.recv(1)
-                answer = ais.get("b", "x")
-                assert answer.status == 503 and int(answer.headers["retry-after"]) > 0 and answer.message()
+                return slow.recv(100).startswith(b"HTTP/1.1 200")
+
+            assert has_slot()
+            answer = ais.get("b", "x")
+            assert answer.status == 503 and int(answer.headers["retry-after"]) > 0 and answer.message()
     finally:
         clients.close()

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ais_loader.integrations.gateway.clients import Clients
+from ais_loader.testing import eventually
 from tests.cluster_processes import ClusterProcesses
+from tests.faults.fault_kit import serve_all
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.aistore.test_aistore_lists import names
 from tests.gateway.gateway_thread import GatewayThread
@@ -41,11 +43,12 @@ def test_a_node_is_killed(cluster: tuple[ClusterProcesses, Ais]) -> None:
     ais.put("b", "parts", b"1" * 400_000, uploadId=upload, partNumber="1")
     handle = ais.put("b", "o01", b"more", append_type="append").headers["ais-append-handle"]
 
+    serve_all(running)
     running.kill([2])
 
     for name, data in objects.items():
-        answer = ais.get("b", name)
-        assert (answer.status, answer.body == data) == (200, True), name
+        answer = eventually(lambda name=name: (found := ais.get("b", name)).status == 200 and found)
+        assert answer.body == data, name
     assert ais.get("b", "large", {"Range": "bytes=1000000-"}).body == random.Random(99).randbytes(5 << 20)[1_000_000:]
     assert names(ais, "b", pagesize=7) == ["large", *objects]
     ais.put("b", "parts", b"2" * 400_000, uploadId=upload, partNumber="2")

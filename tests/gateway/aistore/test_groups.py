@@ -18,6 +18,7 @@ from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
 from ais_loader.integrations.gateway.aistore.groups import expand
 from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
 from ais_loader.integrations.gateway.aistore.request import AISError
+from ais_loader.testing import eventually
 from ais_loader.values.urls import is_remote
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
 from tests.gateway.aistore.conftest import BEARER, Answer
@@ -367,6 +368,11 @@ def batch_jobs(served: Served) -> dict[str, dict[str, Any]]:
     return {job["id"]: job for job in listed(served, "qryxstats", "get-batch").get("store", [])}
 
 
+def ended_batch_jobs(served: Served, id: str) -> dict[str, dict[str, Any]]:
+    """Return the jobs once this one has ended, of which its client may know before."""
+    return eventually(lambda: (found := batch_jobs(served))[id]["is_idle"] and found)
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_batch_is_a_job(served: Served, bucket: str, filled: dict[str, bytes], streamed: bool) -> None:
     before = batch_jobs(served)
@@ -374,6 +380,7 @@ def test_a_batch_is_a_job(served: Served, bucket: str, filled: dict[str, bytes],
     succeeded(call(served, "GET", f"ml/moss/{bucket}", message))
     after = batch_jobs(served)
     (id,) = after.keys() - before.keys()
+    after = ended_batch_jobs(served, id)
     total = sum(len(filled[name]) for name in NAMES)
     assert after[id]["stats"]["loc-objs"] == "12" and after[id]["stats"]["loc-bytes"] == str(total)
     assert (after[id]["is_idle"], after[id]["aborted"], after[id]["err"]) == (True, False, "")
@@ -390,7 +397,7 @@ def test_a_batch_that_is_refused_is_a_job_that_failed(served: Served, bucket: st
     assert call(served, "GET", f"ml/moss/{bucket}", message).status == 404
     after = batch_jobs(served)
     (id,) = after.keys() - before.keys()
-    assert after[id]["err"] == "ended early" and after[id]["is_idle"]
+    assert ended_batch_jobs(served, id)[id]["err"] == "ended early"
 
 
 def test_a_running_batch_is_stopped(served: Served, bucket: str) -> None:
