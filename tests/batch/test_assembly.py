@@ -127,7 +127,7 @@ def test_an_empty_batch_ends_at_once(cluster: LocalCluster) -> None:
 
 
 def test_the_first_bytes_go_out_before_the_last_entry_is_ready(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path, 2, linked=True) as cluster:
+    with LocalCluster(tmp_path, 2, linked=True, peer_timeout_s=180.0) as cluster:
         cluster.put(SMALL)
         here, there = cluster.names_of(0, SMALL), cluster.names_of(1, SMALL)
         cluster.links[1].stall()
@@ -198,7 +198,7 @@ def test_in_any_order_every_entry_comes_once_and_the_digest_is_the_same(cluster:
 
 @pytest.mark.slow
 def test_in_any_order_nobody_waits_for_a_slow_node(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path, 2, linked=True) as cluster:
+    with LocalCluster(tmp_path, 2, linked=True, peer_timeout_s=180.0) as cluster:
         cluster.put(SMALL)
         here, there = cluster.names_of(0, SMALL), cluster.names_of(1, SMALL)
         cluster.links[1].stall()

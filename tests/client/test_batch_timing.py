@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import BatchTiming, Bucket, Client, ShufflePlan, Status, connect, errors
-from ais_loader.testing import NodeProcess
+from ais_loader.testing import NodeProcess, eventually
 from ais_loader.values.timing import TimingStopwatch
 from ais_loader.wire.node_waits import NodeWaits
 from tests.faulty_link import FaultyLink
@@ -93,11 +93,14 @@ def test_the_record_of_a_consumed_batch_is_final(filled: Bucket) -> None:
 
 @pytest.mark.slow
 def test_a_slow_link_is_wire_time(behind_slow_link: Bucket) -> None:
-    batch = behind_slow_link.get_batch(NAMES)
-    list(batch)
-    timing = batch.timing
-    assert timing.wire_s > SLOW_S
-    assert timing.wire_s > timing.queue_s + timing.ahead_s + timing.consumer_s + timing.decode_s
+    def is_most() -> bool:
+        batch = behind_slow_link.get_batch(NAMES)
+        list(batch)
+        timing = batch.timing
+        assert timing.wire_s > SLOW_S
+        return timing.wire_s > timing.queue_s + timing.ahead_s + timing.consumer_s + timing.decode_s
+
+    eventually(is_most)  # of a batch during which this process did not stand still
 
 
 @pytest.mark.slow
@@ -117,12 +120,15 @@ def test_a_slow_consumer_is_consumer_time(filled: Bucket) -> None:
 
 @pytest.mark.slow
 def test_time_before_a_batch_has_its_turn_is_spent_ahead(filled: Bucket) -> None:
-    first, second = filled.client.get_batches([[f"ais://{filled.name}/{name}" for name in NAMES]] * 2)
-    list(first)
-    dawdle()
-    list(second)
-    assert second.timing.ahead_s > SLOW_S
-    assert second.timing.ahead_s > second.timing.wire_s + second.timing.consumer_s
+    def is_most() -> bool:
+        first, second = filled.client.get_batches([[f"ais://{filled.name}/{name}" for name in NAMES]] * 2)
+        list(first)
+        dawdle()
+        list(second)
+        assert second.timing.ahead_s > SLOW_S
+        return second.timing.ahead_s > second.timing.wire_s + second.timing.consumer_s
+
+    eventually(is_most)  # of a batch during which nobody stood still
 
 
 @pytest.mark.slow

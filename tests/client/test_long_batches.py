@@ -45,7 +45,7 @@ def reads_alone(reader: ObjectReader) -> bool:
 
 def test_a_stream_is_read_whole_again_and_again(client: Client) -> None:
     for _ in range(2):
-        with client.bucket("data").reader("large", timeout_s=20.0) as reader:
+        with client.bucket("data").reader("large", timeout_s=180.0) as reader:
             first = reader.read(MiB)
             assert reads_alone(reader)
             assert first + reader.read() == data()
@@ -58,9 +58,9 @@ def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
 ) -> None:
     monkeypatch.setattr(long_batch, "FIRST_WINDOW_BYTES", long_batch.MAX_WINDOW_BYTES)
     bucket = client.bucket("data")
-    with bucket.reader("large", timeout_s=20.0) as paused:
+    with bucket.reader("large", timeout_s=180.0) as paused:
         first = paused.read(MiB)
-        with connect(client._transport.url) as another, another.bucket("data").reader("large", timeout_s=20.0) as busy:
+        with connect(client._transport.url) as another, another.bucket("data").reader("large", timeout_s=180.0) as busy:
             assert busy.read() == data()
         assert reads_alone(paused)
         assert first + paused.read() == data()
@@ -69,10 +69,10 @@ def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
 def test_one_that_is_let_go_half_read_harms_no_later_one(client: Client) -> None:
     bucket = client.bucket("data")
     for read_bytes in (1, 9 * MiB):
-        with bucket.reader("large", timeout_s=20.0) as reader:
+        with bucket.reader("large", timeout_s=180.0) as reader:
             assert reader.read(read_bytes) == data()[:read_bytes]
     assert eventually(lambda: client.describe()["active_batches"] == 0)
-    with bucket.reader("large", timeout_s=20.0) as reader:
+    with bucket.reader("large", timeout_s=180.0) as reader:
         assert reader.read() == data()
 
 

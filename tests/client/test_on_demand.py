@@ -26,6 +26,8 @@ from storage_node.settings.config import ServerConfig
 from tests.table import table
 
 TIMEOUT_S = 180.0
+PATIENT = ais_loader.ClusterOptions(retry_s=240.0)
+"""For a busy machine, on which a node takes its time to start."""
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
 
@@ -118,7 +120,7 @@ def test_a_reader_makes_no_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_node_is_started_again(shared: str) -> None:
-    with connect(shared) as client:
+    with connect(shared, options=PATIENT) as client:
         bucket, before = client.bucket("data"), pid_of(shared)
         bucket.put("kept", b"kept")
         with bucket.get_batch(list(OBJECTS) * 1000) as batch:
@@ -132,7 +134,7 @@ def test_a_killed_node_is_started_again(shared: str) -> None:
 
 @pytest.mark.slow
 def test_each_kind_of_call_starts_it_again(shared: str) -> None:
-    with connect(shared) as client:
+    with connect(shared, options=PATIENT) as client:
         bucket = client.bucket("data")
         calls = (
             lambda: bucket.get("03") == OBJECTS["03"],

@@ -25,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    with connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=5.0)) as client:
+    with connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=240.0)) as client:
         yield client
 
 

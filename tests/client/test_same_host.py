@@ -74,7 +74,7 @@ def drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def client(drive: Path) -> Iterator[Client]:
-    with connect(f"node://{drive}") as client:
+    with connect(f"node://{drive}", options=ClusterOptions(retry_s=240.0)) as client:
         client.create_bucket("b").put_many(OBJECTS.items())
         yield client
 

@@ -144,7 +144,7 @@ try:
 except Exception:
     pass
 client.close()
-print(wait_for_shutdown(20.0))
+print(wait_for_shutdown(120.0))
 """
     assert run(program, filled, kind) == "True"
 
@@ -160,8 +160,8 @@ with FaultyLink(sys.argv[1]) as link:
         bucket.get("small")
         link.stall()
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
             bucket.get("small", timeout_s=50.0)
         except KeyboardInterrupt:
             print("interrupted")

@@ -78,6 +78,19 @@ class Operator:
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code))
 
+    def well(self) -> Any:
+        """What `status` says once all nodes serve: a busy one may answer later than the command waits for it."""
+        eventually(lambda: {node["state"] for node in self.nodes().values()} == {"serving"}, interval_s=0.2)
+        words = [self._python, "-m", "ais_loader.cli", "cluster", "status", "--json", "--root", str(self.root)]
+
+        def said() -> Any:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=self.environment, cwd=REPOSITORY
+            )
+            return json.loads(done.stdout) if done.returncode == 0 else None
+
+        return eventually(said, interval_s=0.2)
+
     def make_nodes(self, count: int, *, first_port: int, drives_per_node: int = 1) -> None:
         """Create nodes that use these ports and the next ones.
 

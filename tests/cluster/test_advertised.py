@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket, create_cluster
 from storage_node.ops.ask_nodes import ask_node
 from tests.faulty_link import FaultyLink
+from tests.node.node_kit import kept_port
 from tests.peer_kit import PROCESS_OPERATOR
 
 HOST = "127.0.0.1"
@@ -30,8 +30,7 @@ class Behind:
     """A node, and the link through which alone others know it."""
 
     def __init__(self, folder: Path, held: ExitStack) -> None:
-        with socket.create_server((HOST, 0)) as unused:
-            self.port = int(unused.getsockname()[1])
+        self.port = held.enter_context(kept_port())
         self.link = held.enter_context(FaultyLink(f"grpc://{HOST}:{self.port}"))
         self.outer = self.link.url.removeprefix("grpc://")
         self.node = held.enter_context(

@@ -82,7 +82,7 @@ def test_up_makes_the_nodes_and_a_map_of_them(operator: Operator, cluster: dict[
 
 
 def test_status_says_of_each_node_where_and_how_it_is(operator: Operator, cluster: dict[str, Any]) -> None:
-    said = operator.json("status")
+    said = operator.well()
     assert said["cluster_uuid"] == cluster["cluster_uuid"]
     assert said["map_version"] >= 1
     assert said["ray"]["alive"] is True
@@ -144,7 +144,7 @@ def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start
 def test_a_second_command_at_the_same_time_is_told_to_wait(operator: Operator, cluster: dict[str, Any]) -> None:
     with ray_head.only_command(operator.root):
         operator.run("down", code=1)
-    assert {node["state"] for node in operator.nodes().values()} == {"serving"}
+    eventually(lambda: {node["state"] for node in operator.nodes().values()} == {"serving"}, interval_s=0.2)
 
 
 def test_a_cluster_grows_by_a_node_and_loses_one(operator: Operator, cluster: dict[str, Any]) -> None:

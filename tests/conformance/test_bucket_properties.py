@@ -10,14 +10,14 @@ from threading import Event, Thread
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import Bucket, Client, connect, errors
+from ais_loader import Bucket, Client, ClusterOptions, connect, errors
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated.ais_batch_pb2 import BatchRequest
 from tests.cluster_processes import ClusterProcesses
 from tests.node.cluster_kit import to_one_node
 
-SETTLED_S = 60.0
+SETTLED_S = 180.0
 
 
 def properties(bucket: Bucket) -> tuple[int, int]:
@@ -141,10 +141,10 @@ def test_in_a_cluster_the_number_of_copies_is_raised_and_lowered_beside_readers_
     objects = {f"old/{at:04}": seeded_bytes(2_000 + at, seed=at) for at in range(300)}
     written: dict[str, bytes] = {}
     gone = [f"gone/{at:03}" for at in range(30)]
-    with connect(shared_cluster.url) as client:
+    with connect(shared_cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.create_bucket(bucket_name)
         bucket.put_many([*objects.items(), *((name, b"gone") for name in gone)])
-        for before, copies in ((1, 3), (3, 2), (2, 1), (1, 2)):
+        for copies in (3, 2, 1, 2):
             with put_and_read(bucket, objects, written):
                 changed = bucket.set(copies=copies, min_copies=copies)
                 assert (changed.copies, changed.min_copies, changed.settling) == (copies, copies, True)
@@ -152,8 +152,9 @@ def test_in_a_cluster_the_number_of_copies_is_raised_and_lowered_beside_readers_
                     bucket.delete(name)
                 eventually(lambda: not bucket.info().settling, SETTLED_S)
                 assert bucket.set(copies=copies).settling is False, "it is the same number"
-            there = holders(shared_cluster, bucket_name)
-            assert there == {name: [data] * copies for name, data in {**objects, **written}.items()}, (before, copies)
+            # A node that has stood in for a busy one may still have a copy, which one that repairs takes away.
+            wanted = {name: [data] * copies for name, data in {**objects, **written}.items()}
+            eventually(lambda wanted=wanted: holders(shared_cluster, bucket_name) == wanted)  # type: ignore[misc]
             assert [info.name for info in bucket.objects()] == sorted({**objects, **written})
             bucket.put_many((name, b"gone") for name in gone)
         client.delete_bucket(bucket_name, force=True)

@@ -26,7 +26,7 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             yield filled(client)
     else:
         with (
-            LocalCluster(folder, 3, copies=2, **ALLOWED) as cluster,
+            LocalCluster(folder, 3, copies=2, read_lease_s=120.0, **ALLOWED) as cluster,
             connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes)) as client,
         ):
             yield filled(client)

@@ -105,10 +105,10 @@ def test_errors_of_failing_nodes_show_a_few_frames(in_cluster: bool, tmp_path: P
         else:
             nodes = [held.enter_context(NodeProcess(tmp_path / "drive", arguments=arguments))]
             url = nodes[0].url
-        client = held.enter_context(connect(url, options=ClusterOptions(retry_s=0)))
-        bucket = client.create_bucket("b")
+        patient = held.enter_context(connect(url, options=ClusterOptions(retry_s=240.0))).create_bucket("b")
         for name in names:  # one by one, so that each is a file of its own
-            bucket.put(name, seeded_bytes(100_000, seed=1))
+            patient.put(name, seeded_bytes(100_000, seed=1))
+        bucket = held.enter_context(connect(url, options=ClusterOptions(retry_s=0))).bucket("b")
 
         def overload() -> None:
             with ExitStack() as batches:
@@ -119,7 +119,7 @@ def test_errors_of_failing_nodes_show_a_few_frames(in_cluster: bool, tmp_path: P
         for path in tmp_path.rglob("objects/**/*"):
             if path.is_file():
                 flip_a_byte(path, 50_000)
-        patient = held.enter_context(connect(url)).bucket("b")  # the node may still be ending the batches above
+        # The node may still be ending the batches above.
         check(raised(lambda: patient.get("1"), errors.CorruptObject))
         check(raised(lambda: patient.get_batch(["1", "2"]).tobytes(), errors.CorruptObject))
         for node in nodes:

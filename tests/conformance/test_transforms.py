@@ -54,7 +54,7 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             yield client
     else:
         with (
-            LocalCluster(folder, 3, copies=2, **ALLOWED) as cluster,
+            LocalCluster(folder, 3, copies=2, read_lease_s=120.0, **ALLOWED) as cluster,
             connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes)) as client,
         ):
             yield filled(client)
@@ -345,8 +345,15 @@ def test_what_there_is_is_shown(client: Client, bucket: Bucket) -> None:
         bucket.get("s/09", etl="fails", args={"on": "sample"})
     shown = {one.name: one for one in client.etl.list()}
     assert shown["upper"].kind == "function" and shown["tr"].source == "tr {args.from} {args.to:A-Z}"
-    assert sum(node.objects for node in shown["upper"].nodes) > 0
-    assert any("ValueError: not with sample" in error for node in shown["fails"].nodes for error in node.errors)
+
+    def is_told() -> bool:
+        """By all nodes, which a busy one may not do in time."""
+        shown = {one.name: one for one in client.etl.list()}
+        said = [error for node in shown["fails"].nodes for error in node.errors]
+        made = sum(node.objects for node in shown["upper"].nodes)
+        return made > 0 and any("ValueError: not with sample" in error for error in said)
+
+    eventually(is_told)
     assert "upper" in client.etl and "nothing" not in client.etl
     assert eventually(lambda: "ValueError: not with sample" in client.etl.log("fails"))
     with pytest.raises(errors.TransformNotFound, match=r"there are: .*upper"):

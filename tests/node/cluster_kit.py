@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
@@ -19,6 +21,7 @@ from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
+from storage_node.cluster.replication import lease_keeper
 from storage_node.context.node import Node
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
@@ -30,6 +33,16 @@ from tests.node.node_kit import kept_port
 BUCKET = "b"
 LEASE_S = 1.0
 """Short, since what a node may be read from is waited for when it is gone."""
+PATIENT = {"reach_timeout_s": 20.0}
+"""So that writes leave out no node of a machine that stands still."""
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Nodes of one process stand still together: none of them misses what another one has written meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease_keeper, "_AWAKE_S", 120.0)
+        yield
 
 
 def to_one_node(url: str, **options: Any) -> RemoteTransport:
@@ -99,10 +112,11 @@ class LocalCluster:
         self._held = ExitStack()
         self.map = cluster_pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
         try:
+            self._held.enter_context(awake())
             for number in range(nodes):
                 ports = {name: self._held.enter_context(kept_port()) for name in ("port", "peer_port")}
                 settings = ServerConfig(
-                    **{"read_lease_s": LEASE_S, **ports, **config, **(configs or {}).get(number, {})}
+                    **{"read_lease_s": LEASE_S, **PATIENT, **ports, **config, **(configs or {}).get(number, {})}
                 )
                 node = self._held.enter_context(NodeServer([root / f"node-{number}"], settings, transforms=transforms))
                 self.nodes.append(node)

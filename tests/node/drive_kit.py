@@ -9,18 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.consensus import change
 from storage_node.context.channels import OPERATOR
-from storage_node.ops import drive_commands, node_file
+from storage_node.ops import ask_nodes, drive_commands, node_file
 from storage_node.ops.node_file import NodeFile
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
+from tests.node.cluster_kit import PATIENT, awake
 from tests.node.node_kit import kept_port
 
 TIMEOUT_S = 180.0
+
+
+@contextmanager
+def patient_operators() -> Iterator[None]:
+    """Operators of this process wait for the answers of nodes on a machine that stands still."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (ask_nodes, drive_commands, change):
+            patch.setattr(module, "CALL_TIMEOUT_S", TIMEOUT_S)
+        patch.setattr(ask_nodes.ask_nodes, "__defaults__", (TIMEOUT_S,))
+        patch.setattr(ask_nodes.ask_node, "__defaults__", (OPERATOR, TIMEOUT_S))
+        yield
 
 
 @dataclass
@@ -87,8 +102,10 @@ def drive_cluster(
 ) -> Iterator[DriveCluster]:
     """`buckets`: with their number of copies."""
     made = DriveCluster(root, [], pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1))
-    settings = {"repair_interval_s": 0.5, **config}
+    settings = {"repair_interval_s": 0.5, **PATIENT, **config}
     with ExitStack() as held:
+        held.enter_context(awake())
+        held.enter_context(patient_operators())
         for number in range(nodes):
             folders = [made.folder(number, drive) for drive in range(drives)]
             ports = {name: held.enter_context(kept_port()) for name in ("port", "peer_port")}

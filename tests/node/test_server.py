@@ -58,7 +58,7 @@ def test_a_node_that_does_not_start_in_time_ends_and_leaves_the_drive_free(
 
     async def slow_start(parts: Sequence[NodePart]) -> None:
         if late:
-            await asyncio.to_thread(gave_up.wait, 20)
+            await asyncio.to_thread(gave_up.wait, 180)
             await start(parts)
         else:
             await asyncio.Event().wait()
@@ -68,7 +68,7 @@ def test_a_node_that_does_not_start_in_time_ends_and_leaves_the_drive_free(
 
     async def abandon_once_started() -> None:
         gave_up.set()
-        await asyncio.to_thread(node._started.wait, 20)
+        await asyncio.to_thread(node._started.wait, 180)
         abandon()
 
     monkeypatch.setattr(server_module, "start", slow_start)
@@ -185,8 +185,14 @@ def test_a_stop_ends_calls_that_outlive_the_grace_period(tmp_path: Path) -> None
 def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> None:
     data = seeded_bytes(3 * MiB)
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
-    with ThreadPoolExecutor(4) as pool, connect(node.url, options=ClusterOptions(retry_s=0.1)) as client:
-        bucket = client.create_bucket("b")
+    with (
+        ThreadPoolExecutor(4) as pool,
+        connect(node.url, options=ClusterOptions(retry_s=0.1)) as client,
+        connect(node.url, options=ClusterOptions(retry_s=240.0)) as patient,
+    ):
+        bucket = client.bucket(patient.create_bucket("b").name)
+
+        stopping = threading.Event()
 
         def put_until_it_fails(worker: int) -> list[str]:
             stored: list[str] = []
@@ -194,10 +200,12 @@ def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> Non
                 try:
                     stored.append(bucket.put(f"{worker}/{len(stored)}", data).name)
                 except errors.LoaderError:
-                    return stored
+                    if stopping.is_set():
+                        return stored
 
         putting = [pool.submit(put_until_it_fails, worker) for worker in range(4)]
-        eventually(lambda: len(list(bucket.objects())) > 8)
+        eventually(lambda: len(list(patient.bucket("b").objects())) > 8)
+        stopping.set()
         node.stop(grace_s=0.0)
         acknowledged = [name for done in putting for name in done.result(timeout=180)]
     with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as again, bucket_of(again) as bucket:

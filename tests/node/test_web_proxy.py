@@ -18,10 +18,11 @@ from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.settings.host_patterns import UrlOrigin
 from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import PROCESS_OPERATOR
+from tests.node.drive_kit import patient_operators
 
 pytestmark = pytest.mark.slow  # processes
 NAMES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-IMPATIENT = ClusterOptions(retry_s=1.0, lane="grpc")
+OPTIONS = ClusterOptions(retry_s=60.0, lane="grpc")
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_clients_peers_and_commands_use_none(proxies: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with ClusterProcesses(tmp_path, 2) as cluster, connect(cluster.url, options=IMPATIENT) as client:
+    with ClusterProcesses(tmp_path, 2) as cluster, connect(cluster.url, options=OPTIONS) as client:
         bucket = client.create_bucket("b", copies=2)
         bucket.put_many({f"{at}": bytes([at]) * 2000 for at in range(20)}.items())
         assert [bytes(item.data)[:1] for item in bucket.get_batch([f"{at}" for at in range(20)])] == [
@@ -45,7 +46,8 @@ def test_clients_peers_and_commands_use_none(proxies: pytest.MonkeyPatch, tmp_pa
         command = [sys.executable, "-m", "ais_loader.cli", "ls", "b", "--store", cluster.url]
         assert len(subprocess.run(command, capture_output=True, check=True).stdout.splitlines()) == 21
         endpoint = cluster.nodes[0].url.removeprefix("grpc://")
-        assert drive_commands.drives_at(endpoint, PROCESS_OPERATOR)
+        with patient_operators():
+            assert drive_commands.drives_at(endpoint, PROCESS_OPERATOR)
 
 
 def test_tls_and_metrics_use_none(proxies: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_tls_and_metrics_use_none(proxies: pytest.MonkeyPatch, tmp_path: Path) -
     identity.make()
     with (
         NodeProcess(tmp_path / "drive", identity=identity.path, metrics=True) as node,
-        connect(node.url, ca=node.ca_file, options=IMPATIENT) as client,
+        connect(node.url, ca=node.ca_file, options=OPTIONS) as client,
     ):
         client.create_bucket("b").put("a", b"a")
         assert node.numbers()

@@ -98,8 +98,7 @@ def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | Non
 def cluster_of(
     root: Path, nodes: int = 4, *, copies: int = 2, min_copies: int = 1, **how: object
 ) -> Iterator[LocalCluster]:
-    # Patient, so that a busy machine does not look like a dead one.
-    with LocalCluster(root, nodes, copies=copies, **{"reach_timeout_s": 20.0, **how}) as cluster:  # type: ignore[arg-type]
+    with LocalCluster(root, nodes, copies=copies, **how) as cluster:  # type: ignore[arg-type]
         if min_copies != 1:
             cluster.map.bucket[0].min_copies = min_copies
             cluster.learn()

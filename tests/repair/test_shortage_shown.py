@@ -61,7 +61,7 @@ def test_objects_short_of_copies_are_shown_and_exported(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = cluster.nodes[0]
-    assert shown(cluster, monkeypatch, capsys)[0]["state"] == "serving"
+    eventually(lambda: shown(cluster, monkeypatch, capsys)[0]["state"] == "serving", TIMEOUT_S, interval_s=0.1)
     assert exported(here, "ais_loader_repair_short_objects") == 0
     cluster.nodes[1].stop(grace_s=0.2)
     eventually(lambda: exported(here, "ais_loader_repair_short_objects") == 3, TIMEOUT_S)

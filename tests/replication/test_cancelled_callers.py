@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.testing import seeded_bytes
+from ais_loader.testing import eventually, seeded_bytes
 from storage_node.cluster.replication.commit import CommitProtocol, SnapshotBarrier
 from storage_node.cluster.replication.replicas import outcome
 from storage_node.cluster.replication.write_plan import Result
@@ -23,7 +23,7 @@ from storage_node.promote.job import Job
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, OpenFolder
 from tests.node.cluster_kit import BUCKET, LocalCluster
-from tests.node.write_kit import name_with, said, staged_files
+from tests.node.write_kit import copies_of, name_with, said, staged_files
 
 DATA = seeded_bytes((1 << 20) + 5, seed=1)
 TIMEOUT_S = 180.0
@@ -87,8 +87,9 @@ def test_the_replica_of_the_own_node_is_committed(
     with LocalCluster(tmp_path, 2, copies=copies, repair_interval_s=600.0) as cluster:
         name = name_with(cluster, lambda owners: owners[0] == 0)
         cancelled_while_it_commits(cluster, monkeypatch, lambda: write(cluster, name, tmp_path / "file"))
-        assert [said(cluster, owner, name) for owner in cluster.owners(name)] == [DATA] * copies
-        assert not staged_files(cluster)
+        assert copies_of(cluster, name)[0][1] == DATA
+        eventually(lambda: [said(cluster, owner, name) for owner in cluster.owners(name)] == [DATA] * copies)
+        eventually(lambda: not staged_files(cluster))
 
 
 @pytest.mark.slow

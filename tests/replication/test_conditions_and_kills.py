@@ -57,9 +57,9 @@ def test_what_was_acknowledged_is_there_once_whatever_died() -> None:
         try:
             for kill in range(KILLS):
                 enough = written() + MORE
-                eventually(lambda: bool(failed) or written() >= enough, 100)  # noqa: B023 - waited for here
+                eventually(lambda: bool(failed) or written() >= enough)  # noqa: B023 - waited for here
                 cluster.nodes[kill % 3].restart()
-            eventually(lambda: bool(failed) or written() >= enough + MORE, 100)
+            eventually(lambda: bool(failed) or written() >= enough + MORE)
         finally:
             over.set()
             for thread in threads:

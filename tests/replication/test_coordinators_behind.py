@@ -21,7 +21,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer
 
 NEARLY_NOTHING = 1e-12
-TRIES = 5
+TRIES = 1000
 """Of a client that is told to try again."""
 
 
@@ -57,10 +57,12 @@ def tried(call: Callable[[], object]) -> object:
             return call()
         except errors.NodeUnavailable as error:
             last = error
+            time.sleep(0.05)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
             last = errors.NodeUnavailable(str(error))
+            time.sleep(0.05)
     raise last
 
 

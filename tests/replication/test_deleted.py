@@ -14,7 +14,7 @@ from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
-RETRY_S = 4.0
+RETRY_S = 60.0
 
 
 @pytest.mark.slow

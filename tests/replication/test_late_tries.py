@@ -26,6 +26,7 @@ from storage_node.cluster.replication.commit import SnapshotBarrier
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import Writer, cluster_of, copies_of
+from tests.replication.test_replication_faults import write_quietly
 
 pytestmark = pytest.mark.slow  # nodes, one of which is cut off until its lease is over
 
@@ -58,11 +59,16 @@ class StandingStill:
         async def late(barrier: SnapshotBarrier, buckets: Iterable[bytes]) -> AsyncIterator[None]:
             if not self.arrived.is_set():
                 self.arrived.set()
-                await asyncio.to_thread(self.go_on.wait, 30)
+                await asyncio.to_thread(self.go_on.wait, 180)
             async with passing(barrier, buckets):
                 yield
 
         patch.setattr(SnapshotBarrier, "passing", late)
+
+
+def done(write: Callable[[], object]) -> None:
+    """Write, and again while too few nodes answer a busy one in time."""
+    eventually(lambda: write_quietly(lambda: not getattr(write(), "failure", ())), interval_s=0.1)
 
 
 @pytest.mark.parametrize(("write", "replaced"), [(put, True), (put, False), (delete, True), (delete_many, True)])
@@ -77,15 +83,19 @@ def test_a_try_that_stood_still_undoes_nothing_that_came_after_its_repeat(
         Writer(cluster.nodes[1].url) as second,
         ThreadPoolExecutor(1) as pool,
     ):
-        second.put(NAME, b"W0")
+        done(lambda: second.put(NAME, b"W0"))
         still, began_s = StandingStill(monkeypatch), time.monotonic()
         late = pool.submit(write, first, pb.PutCondition(write_id=ID))
         assert still.arrived.wait(180)
         cluster.links[0].stall()
-        age_ms = int((time.monotonic() - began_s) * 1000) + 1
-        write(second, pb.PutCondition(write_id=ID, repeat_ms=age_ms))
+
+        def repeat() -> object:
+            age_ms = int((time.monotonic() - began_s) * 1000) + 1
+            return write(second, pb.PutCondition(write_id=ID, repeat_ms=age_ms))
+
+        done(repeat)
         if replaced:
-            second.put(NAME, b"W2")
+            done(lambda: second.put(NAME, b"W2"))
         acknowledged = copies_of(cluster, NAME)[1]
         still.go_on.set()
         assert isinstance(late.exception(180), grpc.RpcError | None)

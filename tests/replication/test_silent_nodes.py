@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
+from ais_loader.testing import eventually
 from ais_loader.transport.grpc import watchdog as watchdogs
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import cluster_of
@@ -23,11 +24,11 @@ def test_listings_counts_and_buckets_come_from_the_others(
     monkeypatch.setattr(watchdogs, "CALL_TIMEOUT_S", NEVER_S)
     with (
         cluster_of(tmp_path, 3, copies=2, linked=True, clients_linked=True) as cluster,
-        connect(",".join(link.url for link in cluster.client_links)) as client,
+        connect(",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=240.0)) as client,
     ):
         bucket = client.bucket(BUCKET)
         bucket.put_many(OBJECTS.items())
-        assert bucket.summary().complete  # by now there is a connection to each
+        eventually(lambda: not bucket.summary().silent)  # by now there is a connection to each
         links = cluster.links[silent], cluster.client_links[silent]
         for link in links:
             link.stall()
@@ -35,9 +36,9 @@ def test_listings_counts_and_buckets_come_from_the_others(
             assert [found.name for found in client.buckets()] == [BUCKET]
             assert bucket.info().copies == 2
             assert [info.name for info in bucket.objects()] == list(OBJECTS)
-            found = bucket.summary()
+            found = eventually(lambda: found if (found := bucket.summary()).complete else None)
             assert (found.objects, found.size_bytes) == (30, sum(map(len, OBJECTS.values())))
-            assert found.complete and len(found.silent) == 1
+            assert len(found.silent) == 1
         finally:
             for link in links:
                 link.flow()

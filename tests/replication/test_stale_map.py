@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect, errors
+from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
@@ -61,7 +61,12 @@ def test_only_a_part_with_an_older_map_is_refused(tmp_path: Path, fields: dict[s
 
 
 def test_what_goes_to_a_node_that_has_not_heard_of_its_bucket_yet_is_stored_when_it_has(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path) as cluster, connect(cluster.nodes[0].url) as client, ThreadPoolExecutor(2) as threads:
+    patient = ClusterOptions(retry_s=240.0)
+    with (
+        LocalCluster(tmp_path) as cluster,
+        connect(cluster.nodes[0].url, options=patient) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
         assert [info.name for info in client.buckets()] == [BUCKET]
         cluster.map.bucket.add(name="new", uuid=uuid.UUID(int=8).bytes, copies=1, min_copies=1)
         cluster.map.version += 1

@@ -16,6 +16,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.repair.source_reader import SourceRange
 from storage_node.context.errors import ReplicaLost, TooFewCopies
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run
@@ -127,10 +128,11 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield running
 
 
-def intact(store: Store, name: str) -> bool:
+def intact(store: Store, name: str, version: str | None = None) -> bool:
+    """False also while the node does not know whether its copy is the newest one."""
     try:
-        return read(store, name, BUCKET) == DATA
-    except CorruptObject:
+        return read(store, name, BUCKET, version=version) == DATA
+    except (CorruptObject, ReplicaStale):
         return False
 
 
@@ -146,7 +148,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
             made = bucket.copy(name, f"to/{name}")
             for owner in cluster.owners(made.name):
                 store = cluster.batches(owner).node.store
-                assert read(store, made.name, BUCKET, version=made.version) == DATA
+                eventually(lambda store=store, made=made: intact(store, made.name, made.version))  # type: ignore[misc]
             first = cluster.batches(owners[0]).node.store
             eventually(lambda first=first, name=name: intact(first, name))  # a copy that is found damaged is mended
             for owner in owners:

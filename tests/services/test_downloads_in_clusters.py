@@ -28,7 +28,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def reading(cluster: LocalCluster, retry_s: float = 5.0) -> Iterator[Bucket]:
+def reading(cluster: LocalCluster, retry_s: float = 240.0) -> Iterator[Bucket]:
     with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=retry_s)) as client:
         yield client.bucket(BUCKET)
 

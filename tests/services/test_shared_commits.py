@@ -11,9 +11,11 @@ import pytest
 
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.objects.bucket import Bucket
-from ais_loader.testing import NodeProcess
+from ais_loader.testing import NodeProcess, eventually
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from tests.cluster_processes import ClusterProcesses
 from tests.node.write_kit import BUCKET, Writer
+from tests.replication.test_replication_faults import write_quietly
 
 THREADS = 8
 
@@ -98,7 +100,14 @@ def test_puts_into_a_cluster_go_on_while_one_node_is_frozen(tmp_path: Path) -> N
         with Writer(cluster.nodes[0].url) as writer:
 
             def put(name: str) -> str:
-                return writer.put(name, objects[name], size_bytes=len(objects[name])).version
+                done = list[pb.ObjectInfo]()
+
+                def once() -> bool:
+                    done.append(writer.put(name, objects[name], size_bytes=len(objects[name])))
+                    return True
+
+                eventually(lambda: write_quietly(once))  # a busy node may seem to be frozen, too
+                return done[0].version
 
             cluster.nodes[1].pause()
             try:
@@ -106,7 +115,7 @@ def test_puts_into_a_cluster_go_on_while_one_node_is_frozen(tmp_path: Path) -> N
                     versions = dict(zip(objects, pool.map(put, objects), strict=True))
             finally:
                 cluster.nodes[1].resume()
-        with connect(cluster.url) as client:
+        with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
             bucket = client.bucket(BUCKET)
             assert {name: bucket.get(name) for name in objects} == objects
             assert {name: bucket.head(name).version for name in objects} == versions
