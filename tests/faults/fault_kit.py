@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from ais_loader import Bucket, Item, connect
+from ais_loader import Bucket, ClusterOptions, Item, connect
 from ais_loader.testing import NodeProcess, SeededObjects, eventually, rss_bytes, throwaway_folder
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_replica_pb2 as pb
@@ -85,16 +85,20 @@ def read(
 
 
 def fill(url: str) -> None:
-    with connect(url) as client:
+    with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
         for name in BUCKETS:
             assert client.bucket(name).put_many(OBJECTS.items()).stored == len(OBJECTS)
 
 
 @contextmanager
-def three_nodes() -> Iterator[ClusterProcesses]:
-    """With all objects in both buckets."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True) as cluster:
+def three_nodes(arguments: Sequence[str] = ()) -> Iterator[ClusterProcesses]:
+    """With all objects in both buckets, on all their owners. `arguments`: of each node's `serve`."""
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True, arguments=arguments) as cluster,
+    ):
         fill(cluster.url)
+        serve_all(cluster)
         yield cluster
 
 
