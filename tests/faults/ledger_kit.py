@@ -172,7 +172,7 @@ class Clients:
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(TIMEOUT_S)
+            thread.join(2 * TIMEOUT_S)
             assert not thread.is_alive()
 
     def check(self, *, all_answered: bool = True) -> None:
