@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ais_loader import Client, connect
+from ais_loader import Client, ClusterOptions, connect
 from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
@@ -144,12 +144,13 @@ def coded_cluster(
         else [root / f"node-{number}" / f"drive-{drive}" for drive in range(drives)]
         for number in range(nodes)
     ]
-    # Six nodes of one busy process renew their leases late.
+    # Six nodes of one busy process renew their leases late, and take writes late.
     settings = {
         "coding_delay_s": 0.0,
         "coding_grace_s": 3600.0,
         "repair_interval_s": 1.0,
         "read_lease_s": 15.0,
+        "reach_timeout_s": 20.0,
         **config,
     }
     with ExitStack() as held:
@@ -166,7 +167,7 @@ def coded_cluster(
         ]
         change_map([one.endpoint for one in members], create_cluster(members), timeout_s=TIMEOUT_S)
         eventually(lambda: all(node.membership.view is not None for node in servers))
-        client = held.enter_context(connect(servers[0].url))
+        client = held.enter_context(connect(servers[0].url, options=ClusterOptions(retry_s=240.0)))
         if redundancy is not None:
             client.create_bucket(BUCKET, redundancy=redundancy)
         yield CodedCluster(servers, client)

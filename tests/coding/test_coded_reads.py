@@ -29,7 +29,7 @@ from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 
-PATIENT = ClusterOptions(retry_s=60.0)
+PATIENT = ClusterOptions(retry_s=240.0)
 DRAW = random.Random(7)
 SMALL = {f"small/{at:03}": DRAW.randbytes(DRAW.randrange(1, 40_000)) for at in range(120)} | {"empty": b""}
 LARGE = {"large": DRAW.randbytes(9_000_001), "middle": DRAW.randbytes(1_500_000)}
@@ -78,7 +78,7 @@ def client(coded: Made) -> Iterator[Client]:
 
 @pytest.fixture
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    with CodedCluster(tmp_path_factory.mktemp("own"), linked=True, peer_timeout_s=4.0) as cluster:
+    with CodedCluster(tmp_path_factory.mktemp("own"), linked=True, peer_timeout_s=15.0) as cluster:
         yield made(cluster)
 
 

@@ -107,7 +107,7 @@ class PoweredNodes:
 
     def check(self, content: Mapping[str, bytes] = OBJECTS) -> None:
         serve_all(self.cluster)
-        with connect(self.cluster.url, options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(self.cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
             bucket = client.bucket(BUCKET)
             read(bucket, list(content), Kind("target", ordered=True), content=content)
             assert {info.name for info in bucket.objects()} == content.keys()
@@ -131,7 +131,7 @@ def powered(folder: Path, shim: Path) -> Iterator[PoweredNodes]:
         nodes = PoweredNodes(cluster, folder, shim)
         nodes.recode(DATA)
         serve_all(cluster)
-        with connect(cluster.url) as client:
+        with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
             assert client.bucket(BUCKET).put_many(OBJECTS.items()).stored == len(OBJECTS)
         yield nodes
 
@@ -180,7 +180,7 @@ def test_what_is_coded_again_survives_a_power_cut(tmp_path: Path, shim: Path, po
     with powered(tmp_path, shim) as nodes:
         nodes.run(delay_s=0.0)
         nodes.await_coded()
-        with connect(nodes.cluster.url, options=ClusterOptions(retry_s=60.0)) as client:
+        with connect(nodes.cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
             client.bucket(BUCKET).delete_many([name for name in OBJECTS if name not in left])
         nodes.run(delay_s=0.0, noting=True, points={0: point})
         nodes.fail_at(

@@ -16,6 +16,7 @@ from storage_node.cluster.coding.group import Manifest
 from storage_node.cluster.map.mutations import begin_leave, remove_node
 from storage_node.store.read.object_reader import open_object
 from tests.coding.coded_cluster import BUCKET, CodedCluster, coded_cluster
+from tests.faults.fault_kit import take_snapshot
 
 GRACE_S = 10.0
 
@@ -46,12 +47,16 @@ def test_what_has_settled_is_coded_and_read_as_before(cluster: CodedCluster) -> 
     cluster.check(objects)
     assert {info.name: info for info in cluster.bucket.objects()} == infos, "versions, times and checksums stay"
     assert [bucket.name for bucket in cluster.client.buckets()] == [BUCKET]
-    # A coder may be about to store a manifest, or have failed to.
-    eventually(lambda: cluster.manifests() == {f"/.coded/{name.split('/')[0]}" for name in cluster.fragments()})
-    fragments = cluster.fragments()
-    for group in {name.split("/")[0] for name in fragments}:
-        nodes = [number for name, number in fragments.items() if name.startswith(group)]
-        assert sorted(nodes) == list(range(6)), "each fragment is on another host"
+
+    def are_whole() -> bool:
+        """Whether each group has a manifest, and each of its fragments is on another host. A coder may be about to
+        store some of them, or have failed to."""
+        manifests, hosts = cluster.manifests(), dict[str, list[int]]()
+        for name, number in cluster.fragments().items():
+            hosts.setdefault(f"/.coded/{name.split('/')[0]}", []).append(number)
+        return manifests == hosts.keys() and all(sorted(numbers) == list(range(6)) for numbers in hosts.values())
+
+    eventually(are_whole, interval_s=0.1)
     summary = cluster.bucket.summary()
     assert (summary.objects, summary.size_bytes) == (len(objects), sum(map(len, objects.values())))
     cluster.bucket.put("large", b"new")
@@ -84,7 +89,8 @@ def test_lost_and_damaged_fragments_are_written_again(cluster: CodedCluster) -> 
     objects = drawn(300)
     cluster.bucket.put_many(objects.items())
     await_coded(cluster, objects)
-    before = cluster.fragments()
+    groups = cluster.manifests()  # stored after all fragments of their groups
+    before = {name: at for name, at in cluster.fragments().items() if f"/.coded/{name.split('/')[0]}" in groups}
     lost, damaged = sorted(before)[:2]
     assert lost.split("/")[0] == damaged.split("/")[0]
     cluster.stores[before[lost]].delete(cluster.companion, lost)
@@ -162,16 +168,27 @@ def test_a_manifest_says_where_each_object_is(cluster: CodedCluster) -> None:
     objects = drawn(300)
     cluster.bucket.put_many(objects.items())
     await_coded(cluster, objects)
-    where = {}
-    for name in cluster.manifests():
-        store = cluster.stores[cluster.owners(name)[0]]
-        manifest = Manifest.decode(b"".join(open_object(store, BUCKET, name)))
-        assert set(manifest.fragments) <= cluster.fragments().keys()
-        where |= {slot.name: (manifest.group, slot.offset, slot.version, slot.size_bytes) for slot in manifest.slots}
-    for name in objects:
-        if cluster.coded([name]):
-            for entry in cluster.entries(name):
-                assert where[name] == (entry.group, entry.offset, entry.version, entry.size_bytes)
+
+    def agree() -> bool:
+        """Not while a coder stores what it has coded, or an owner compares what it has with the others."""
+        where = {}
+        for name in cluster.manifests():
+            store = cluster.stores[cluster.owners(name)[0]]
+            try:
+                manifest = Manifest.decode(b"".join(open_object(store, BUCKET, name)))
+            except errors.LoaderError:
+                return False
+            if not set(manifest.fragments) <= cluster.fragments().keys():
+                return False
+            for slot in manifest.slots:
+                where[slot.name] = manifest.group, slot.offset, slot.version, slot.size_bytes
+        entries = [(name, entry) for name in objects if cluster.coded([name]) for entry in cluster.entries(name)]
+        assert entries
+        return all(
+            where.get(name) == (entry.group, entry.offset, entry.version, entry.size_bytes) for name, entry in entries
+        )
+
+    eventually(agree, interval_s=0.1)
 
 
 @pytest.mark.slow
@@ -215,7 +232,7 @@ def test_a_snapshot_keeps_the_groups_that_it_sees(tmp_path: Path) -> None:
         objects = drawn(300)
         cluster.bucket.put_many(objects.items())
         await_coded(cluster, objects)
-        cluster.bucket.snapshot("then")
+        take_snapshot(cluster.bucket, "then")
         before = {
             f"/.coded/{entry.group.hex()}" for name in objects for entry in cluster.entries(name) if entry.is_coded
         }

@@ -25,6 +25,12 @@ DRAW = random.Random(11)
 OBJECTS = {f"s/{at:03}": DRAW.randbytes(10_000) for at in range(240)} | {"large": DRAW.randbytes(900_001)}
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator gives up on a node after three seconds, for which nodes of one busy process may be silent."""
+    monkeypatch.setattr(drive_commands, "CALL_TIMEOUT_S", 180.0)
+
+
 def report(cluster: CodedCluster, number: int) -> pb.ListDrivesResponse:
     return drive_commands.drives_at(cluster.nodes[number].endpoint, OPERATOR)
 

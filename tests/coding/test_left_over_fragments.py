@@ -69,9 +69,9 @@ def check(cluster: CodedCluster, manifests: list[Manifest]) -> None:
 
 def test_fragments_that_no_manifest_names_are_removed_after_a_while(cluster: CodedCluster) -> None:
     made = groups(cluster, 2)
+    written_s = time.monotonic()
     junk = [left_over(cluster, made[0]), left_over(cluster, made[0], 5), left_over(cluster, made[1])]
     alone = cluster.write_fragment(DRAW.randbytes(16), 0, b"of no group", 2)
-    written_s = time.monotonic()
     eventually(lambda: not any(has(cluster, one) for one in (*junk, alone)))
     assert time.monotonic() - written_s > GRACE_S - 0.5, "a keeper that is not done yet may still name them"
     check(cluster, made)

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from ais_loader import Bucket, Item, connect
+from ais_loader import Bucket, ClusterOptions, Item, SnapshotInfo, connect, errors
 from ais_loader.testing import NodeProcess, SeededObjects, eventually, rss_bytes, throwaway_folder
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_replica_pb2 as pb
@@ -85,16 +85,20 @@ def read(
 
 
 def fill(url: str) -> None:
-    with connect(url) as client:
+    with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
         for name in BUCKETS:
             assert client.bucket(name).put_many(OBJECTS.items()).stored == len(OBJECTS)
 
 
 @contextmanager
-def three_nodes() -> Iterator[ClusterProcesses]:
-    """With all objects in both buckets."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True) as cluster:
+def three_nodes(arguments: Sequence[str] = ()) -> Iterator[ClusterProcesses]:
+    """With all objects in both buckets, on all their owners. `arguments`: of each node's `serve`."""
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(folder, 3, buckets=BUCKETS, metrics=True, arguments=arguments) as cluster,
+    ):
         fill(cluster.url)
+        serve_all(cluster)
         yield cluster
 
 
@@ -114,15 +118,42 @@ def designated(cluster: ClusterProcesses) -> int:
     return number
 
 
-def serve_all(cluster: ClusterProcesses) -> None:
-    """Wait until every node has compared its copies with those of the others, and answers for all of them."""
+def serve_all(cluster: ClusterProcesses, numbers: Sequence[int] | None = None) -> None:
+    """Wait until every node has compared its copies with those of the others, and answers for all of them.
+
+    `numbers`: of these nodes alone, where another one is down.
+    """
 
     def sure(node: NodeProcess) -> bool:
         with PROCESS_OPERATOR.through(grpc.insecure_channel(node.peer_endpoint), node.peer_endpoint) as channel:
             answer = rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=180)
         return not answer.doubtful_names and not answer.doubtful_bucket
 
-    eventually(lambda: all(map(sure, cluster.nodes)), interval_s=0.1)
+    nodes = cluster.nodes if numbers is None else [cluster.nodes[number] for number in numbers]
+    eventually(lambda: all(map(sure, nodes)), interval_s=0.1)
+
+
+def take_snapshot(bucket: Bucket, name: str) -> SnapshotInfo:
+    """Take a snapshot when all nodes answer. On a busy machine, one may be silent for a moment, and then none is."""
+    has_failed = False
+
+    def taken() -> SnapshotInfo | None:
+        nonlocal has_failed
+        try:
+            return bucket.snapshot(name)
+        except errors.SnapshotExists:
+            if not has_failed:
+                raise
+            return next((one for one in bucket.snapshots() if one.name == name), None)
+        except errors.LoaderError as error:
+            if not error.retryable and not isinstance(error, errors.OutcomeUnknown):
+                raise
+            has_failed = True
+            return None
+
+    made = eventually(taken, interval_s=0.2)
+    assert made is not None
+    return made
 
 
 # -- what must be given back

@@ -21,12 +21,13 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from tests.cluster_processes import ClusterProcesses
+from tests.faults.fault_kit import serve_all
 from tests.peer_kit import PROCESS_OPERATOR, peer_at
 
 BUCKET = "b"
 TIMEOUT_S = 180.0
 CALL_TIMEOUT_S = 180.0
-RETRY_S = 40.0
+RETRY_S = 240.0
 """Nodes of a busy machine stand still now and then, and compare their copies afterwards."""
 OPTIONS = ClusterOptions(retry_s=RETRY_S)
 PAUSE_S = 0.02
@@ -171,7 +172,7 @@ class Clients:
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(TIMEOUT_S)
+            thread.join(2 * TIMEOUT_S)
             assert not thread.is_alive()
 
     def check(self, *, all_answered: bool = True) -> None:
@@ -280,7 +281,7 @@ def all_changing(url: str, ledger: Ledger, keys: Sequence[str], seed: int) -> It
 def assert_content(url: str, ledger: Ledger) -> None:
     """Every key, read whole by a client that knows nothing yet: exactly the last acknowledged change."""
     wrong: list[str] = []
-    with connect(url) as client:
+    with connect(url, options=OPTIONS) as client:
         bucket = client.bucket(BUCKET)
         keys = ledger.names()
         items = bucket.get_batch(keys, on_error="placeholder")
@@ -337,7 +338,7 @@ def delete(bucket: Bucket, ledger: Ledger, keys: Sequence[str]) -> None:
 
 def versions(node: NodeProcess, bucket: cluster_pb.MapBucket) -> dict[str, tuple[int, int, int, bool, int]]:
     found: dict[str, tuple[int, int, int, bool, int]] = {}
-    asked = ask_node(endpoints([node])[0])
+    asked = ask_node(endpoints([node])[0], timeout_s=CALL_TIMEOUT_S)
     # As one of the nodes that it knows: it may not be one of them itself any more.
     uuid = asked.map.node[0].uuid if asked.map is not None else bytes.fromhex(asked.uuid)
     with peer_at(node.peer_endpoint, uuid) as channel:
@@ -349,7 +350,7 @@ def versions(node: NodeProcess, bucket: cluster_pb.MapBucket) -> dict[str, tuple
 
 
 def current_map(nodes: Sequence[NodeProcess]) -> cluster_pb.ClusterMap:
-    map_ = newest_map(ask_nodes(endpoints(nodes), PROCESS_OPERATOR).values())
+    map_ = newest_map(ask_nodes(endpoints(nodes), PROCESS_OPERATOR, CALL_TIMEOUT_S).values())
     assert map_ is not None
     return map_
 
@@ -380,7 +381,7 @@ def endpoints(nodes: Sequence[NodeProcess]) -> list[str]:
 
 
 def join(cluster: ClusterProcesses, node: NodeProcess, host: str) -> None:
-    answer = ask_node(endpoints([node])[0])
+    answer = ask_node(endpoints([node])[0], timeout_s=CALL_TIMEOUT_S)
     member = cluster_pb.MapNode(
         uuid=bytes.fromhex(answer.uuid),
         host=host,
@@ -410,12 +411,15 @@ def joining(cluster: ClusterProcesses, *nodes: NodeProcess) -> Iterator[None]:
 def filled(
     root: Path, keys: Sequence[str], *, nodes: int = 3, copies: int = 2, arguments: Sequence[str] = ()
 ) -> Iterator[tuple[ClusterProcesses, Bucket, Ledger]]:
-    """A cluster with these keys in its bucket. `arguments`: of each node's `serve`."""
+    """A cluster with these keys in its bucket, on all their owners. `arguments`: of each node's `serve`."""
     buckets = {BUCKET: copies}
     with (
         ClusterProcesses(root, nodes, buckets=buckets, arguments=arguments) as cluster,
-        connect(cluster.url) as client,
+        connect(cluster.url, options=OPTIONS) as client,
     ):
         bucket, ledger = client.bucket(BUCKET), Ledger()
         put(bucket, ledger, keys)
+        # On a busy machine a write may have missed an owner, whose peer the test kills.
+        eventually(lambda: equal(cluster.nodes, ledger), TIMEOUT_S, interval_s=0.2)
+        serve_all(cluster)
         yield cluster, bucket, ledger

@@ -42,7 +42,7 @@ SMALL = SeededObjects({f"s/{at:04d}": (30_000 + at, at) for at in range(600)})
 OBJECTS = LARGE | SMALL
 NAMES = [*list(SMALL)[:50], *LARGE, *list(SMALL)[50:]]
 PEERS = 2
-TIMEOUT_S = 10.0
+TIMEOUT_S = 15.0
 
 
 class Gathering:

@@ -7,6 +7,7 @@ says is right but for a few seeded changes, so that these are met in every state
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -277,12 +278,17 @@ def test_a_client_that_puts_a_batch_together_is_never_fooled(pair: Pair, seeds: 
                 assert str(error), seed
                 ended["refused"] += 1
             pair.liar.lies = 0
-            try:
-                assert not any(_read(client, names, ordered, assembly, DEADLINE_S)), seed
-            except errors.LoaderError:
-                assert not any(_read(client, NAMES, True, "direct", DEADLINE_S)), seed
+            eventually(lambda: _recovers(client, names, ordered, assembly))  # noqa: B023
     assert ended["good"] > len(seeds) // 10 < ended["failed entries"] + ended["refused"], ended
     assert pair.liar.told > len(seeds) // 2
+
+
+def _recovers(client: Client, names: list[str], ordered: bool, assembly: str) -> bool:
+    """Whether a batch is whole from now on. A node that answers late, as on a busy machine, is silent as well."""
+    for wanted in ((names, ordered, assembly), (NAMES, True, "direct")):
+        with contextlib.suppress(errors.LoaderError):
+            return not any(_read(client, *wanted, DEADLINE_S))
+    return False
 
 
 def _read(client: Client, names: list[str], ordered: bool, assembly: str, timeout_s: float) -> list[Status]:
@@ -329,7 +335,13 @@ def test_a_node_that_gathers_a_batch_is_never_fooled(pair: Pair, seeds: range) -
                 assert str(error), seed
                 ended["refused"] += 1
         pair.liar.lies = 0
-        eventually(lambda: not any(ask(NAMES, buffered=False).status.values()))
+
+        def recovers() -> bool:
+            with contextlib.suppress(errors.NodeUnavailable):  # it is asked again only for a moment
+                return not any(ask(NAMES, buffered=False).status.values())
+            return False
+
+        eventually(recovers)
     assert ended["good"] > len(seeds) // 10
     assert pair.liar.told > len(seeds) // 2
     pair.cluster.settle()

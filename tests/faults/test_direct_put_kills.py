@@ -17,6 +17,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 from tests.cluster_processes import ClusterProcesses
+from tests.faults.fault_kit import serve_all
 
 pytestmark = pytest.mark.slow
 SOURCES = SeededObjects({f"{at:03d}": (DIRECT_BYTES + 1000 * at, at) for at in range(60)})
@@ -78,6 +79,7 @@ def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path
         assert (job.state, counts.transformed + counts.skipped, counts.failed) == ("done", len(SOURCES), 0)
         require_right(client)
         cluster.start([VICTIM])
+        serve_all(cluster)
         begun = server.begun
         again = client.bucket("from").transform("to", etl="twice")
         assert (again.counts.transformed, again.counts.skipped, server.begun) == (0, len(SOURCES), begun)

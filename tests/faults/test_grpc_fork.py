@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from tests.cluster_processes import ClusterProcesses
 
@@ -49,7 +49,7 @@ NAMES = [f"{at:03d}" for at in range(200)]
 def content(name):
     return name.encode() * 20_000
 EXPECTED = [content(name) for name in NAMES]
-client = connect(sys.argv[1], options=ClusterOptions(retry_s=20.0))
+client = connect(sys.argv[1], options=ClusterOptions(retry_s=240.0))
 bucket = client.bucket("b")
 def read_all(names=NAMES):
     return [bytes(item.data) for item in bucket.get_batch(names, timeout_s=180.0)]
@@ -74,7 +74,7 @@ def filled(request: pytest.FixtureRequest) -> Iterator[str]:
             url = held.enter_context(NodeProcess(folder / "drive")).url
         else:
             url = held.enter_context(ClusterProcesses(folder, 3)).url
-        with connect(url) as client:
+        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
             bucket = client.create_bucket("b")
             bucket.put_many((name, name.encode() * 20_000) for name in (f"{at:03d}" for at in range(200)))
         yield url
@@ -101,7 +101,7 @@ def run(url: str, program: str, *, prologue: str = PROLOGUE, timeout_s: float = 
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGUSR1)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.communicate(timeout=1)  # every process of it writes its stacks
+                    process.communicate(timeout=12)  # every process of it writes its stacks
                 os.killpg(process.pid, signal.SIGKILL)
                 printed, complaints = process.communicate()
                 said = "\n".join(path.read_text() for path in sorted(Path(stacks).iterdir()))
@@ -190,10 +190,12 @@ def test_threads_read_on_while_the_process_forks_again_and_again(filled: str) ->
                 rounds[number] += 1
         threads = [threading.Thread(target=keep_reading, args=(number,)) for number in range(3)]
         for thread in threads: thread.start()
-        codes = [in_child(lambda: read_all(NAMES[:20]) == EXPECTED[:20]) for _ in range(10)]
+        codes = []
+        while len(codes) < 10 or not (wrong or all(rounds)):
+            codes.append(in_child(lambda: read_all(NAMES[:20]) == EXPECTED[:20]))
         stop.set()
         for thread in threads: thread.join(180)
-        print(codes == [0] * 10, wrong, all(rounds))
+        print(not any(codes), wrong, all(rounds))
     """
     assert run(filled, program) == "True [] True"
 
@@ -275,6 +277,7 @@ def test_a_fork_waits_for_the_end_of_what_another_thread_has_closed(filled: str)
 @CLUSTER_SLOW
 def test_a_fork_ends_what_dropped_clients_have_left(filled: str) -> None:
     program = """
+        from ais_loader.testing import eventually
         def use():
             bucket = connect(sys.argv[1]).bucket("b")
             return bucket.get("001") == content("001") and len(list(bucket.get_batch(NAMES[:20]))) == 20
@@ -285,8 +288,9 @@ def test_a_fork_ends_what_dropped_clients_have_left(filled: str) -> None:
         for _ in range(4):
             assert use()
             gc.collect()
-        sessions = [thread for thread in threading.enumerate() if thread.name.startswith("ais-loader session")]
-        print(len(sessions) <= 3)  # those of the last client, one for each node
+        def sessions():
+            return [thread for thread in threading.enumerate() if thread.name.startswith("ais-loader session")]
+        print(eventually(lambda: len(sessions()) <= 3))  # those of the last client, one for each node
     """
     assert run(filled, program).split() == ["0", "0", "True"]
 
@@ -307,7 +311,7 @@ def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: st
                 far.delete("none")
             except errors.ObjectNotFound:
                 failures.append("not found")
-        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=ClusterOptions(retry_s=20.0)) as client:
+        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
             far = client.bucket("b")
             far.head("000")
             link.stall()
@@ -334,7 +338,7 @@ def test_a_fork_ends_a_listing_and_the_look_whether_its_node_is_alive(filled: st
         from ais_loader.values.options import ClusterOptions
         from ais_loader.wire.generated.ais_objects_pb2 import ListRequest
         fork_safety.WAIT_S, watchdog.LOOK_S = 0.2, 0.05
-        found, options = [], ClusterOptions(retry_s=20.0, lane="grpc")
+        found, options = [], ClusterOptions(retry_s=240.0, lane="grpc")
         with FaultyLink(sys.argv[1]) as link, contextlib.closing(RemoteTransport(link.url, options)) as far:
             def names():
                 request = ListRequest(bucket="b", page_size=1000)
@@ -404,7 +408,7 @@ def test_a_fork_waits_for_the_modules_that_another_thread_imports_to_connect(fil
         using.join(180)
         print(used)
     """
-    assert run(filled, program, prologue=FORKS, timeout_s=20.0).split() == ["0", "[True]"]
+    assert run(filled, program, prologue=FORKS).split() == ["0", "[True]"]
 
 
 @pytest.mark.slow
@@ -417,6 +421,6 @@ def test_a_child_that_hangs_is_shown_and_killed(filled: str) -> None:
         in_child(wait_for_nothing)
     """
     with pytest.raises(pytest.fail.Exception, match=r"(?s)it hangs .*in wait_for_nothing.*in in_child") as shown:
-        run(filled, program, timeout_s=10.0)
+        run(filled, program, timeout_s=25.0)
     child = int(str(shown.value).splitlines()[1])
     eventually(lambda: not os.path.exists(f"/proc/{child}"))

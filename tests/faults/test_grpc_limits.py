@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ GIGABYTE = [*OBJECTS] * 16
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
             client.create_bucket("b").put_many(OBJECTS.items())
             client.bucket("b").get_batch(list(OBJECTS)).tobytes()  # what is allocated once is allocated now
         yield node
@@ -129,7 +129,7 @@ with connect(sys.argv[1]) as client:
 
 def test_a_client_killed_in_the_middle_leaves_nothing_behind(node: NodeProcess, client: Client) -> None:
     client.bucket("b").get("000")
-    sessions = client.describe()["open_sessions"]
+    sessions = int(str(client.describe()["open_sessions"]))
     for _ in range(2):
         reader = subprocess.Popen([sys.executable, "-c", READER, node.url], stdout=subprocess.PIPE)
         with reader:
@@ -139,7 +139,7 @@ def test_a_client_killed_in_the_middle_leaves_nothing_behind(node: NodeProcess, 
             reader.kill()
         assert reader.returncode == -signal.SIGKILL
     described = eventually(lambda: client.describe() if idle(client.describe()) else None)
-    eventually(lambda: client.describe()["open_sessions"] == sessions)
+    eventually(lambda: int(str(client.describe()["open_sessions"])) <= sessions)
     assert described is not None
     assert "Traceback" not in node.log()
 
@@ -151,7 +151,7 @@ def test_a_client_killed_in_the_middle_leaves_nothing_behind(node: NodeProcess, 
 def strict_node() -> Iterator[NodeServer]:
     config = ServerConfig(port=0, max_active_batches=2, reject_retry_after_ms=20)
     with throwaway_folder() as folder, NodeServer([folder / "drive"], config) as node:
-        with connect(node.url) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
             client.create_bucket("b").put_many(OBJECTS.items())
         yield node
 
@@ -204,24 +204,26 @@ def test_objects_replaced_and_deleted_under_readers_are_old_or_new_and_never_mix
         write(name, 1)
     stop = threading.Event()
 
-    def keep_writing(mine: list[str]) -> int:
-        writes = 0
+    writes = [0, 0]
+
+    def keep_writing(number: int) -> None:
         for value in itertools.cycle(range(1, 250)):
-            for name in mine:
+            for name in names[number::2]:
                 if stop.is_set():
-                    return writes
+                    return
                 if value % 7 == 0:
                     bucket.delete(name)
                 write(name, value)
-                writes += 1
-        return writes
+                writes[number] += 1
 
     with ThreadPoolExecutor(4) as pool:
-        writing = [pool.submit(keep_writing, names[at::2]) for at in range(2)]
+        writing = [pool.submit(keep_writing, at) for at in range(2)]
         try:
             deadline = time.monotonic() + 3
             rounds = 0
-            while time.monotonic() < deadline or rounds < 5:
+            while (
+                time.monotonic() < deadline or rounds < 5 or (min(writes) <= 5 and not any(map(Future.done, writing)))
+            ):
                 rounds += 1
                 for item in bucket.get_batch(names * 3, on_error="placeholder"):
                     if item.ok:
@@ -236,7 +238,9 @@ def test_objects_replaced_and_deleted_under_readers_are_old_or_new_and_never_mix
                         continue
         finally:
             stop.set()
-        assert all(done.result(timeout=180) > 5 for done in writing)
+        for done in writing:
+            done.result(timeout=180)
+    assert min(writes) > 5
 
 
 # -- a full drive

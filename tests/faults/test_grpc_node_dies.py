@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
@@ -30,7 +31,7 @@ def large() -> bytes:
 def node() -> Iterator[NodeProcess]:
     """Killed, frozen and restarted by every test here; each leaves it running."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
             bucket = client.create_bucket("b")
             bucket.put_many(SMALL.items())
             bucket.put("large", large())
@@ -192,7 +193,7 @@ def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be
             with mine.open("changing") as file:  # of the version that was opened
                 return file.read()
 
-        link.bytes_per_s = 40e6
+        link.bytes_per_s = 10e6  # seconds for what is left when the link refuses
         passed = link.bytes_to_client
         reading = pool.submit(read)
         eventually(lambda: link.bytes_to_client > passed + 8 * MiB)
@@ -240,7 +241,13 @@ def test_a_node_that_never_comes_back_ends_a_batch_in_time_and_items_stay_valid(
         check(items, names[: len(items)])
         assert len(items) < len(names)
         node.start()
-        assert client.bucket("b").get("s/0003") == SMALL["s/0003"]
+
+        def is_read() -> bool:
+            with contextlib.suppress(errors.NodeUnavailable):  # it is asked only for a moment
+                return client.bucket("b").get("s/0003") == SMALL["s/0003"]
+            return False
+
+        eventually(is_read)
 
 
 @pytest.mark.slow
@@ -277,12 +284,12 @@ def test_a_node_that_stops_in_order_is_resumed_after_too(node: NodeProcess, buck
 @pytest.mark.slow
 def test_a_frozen_node_is_silence_and_all_is_well_when_it_thaws(node: NodeProcess, bucket: Bucket) -> None:
     names = [*SMALL, "large", "large"]
-    batch = bucket.get_batch(names, timeout_s=2.0)
+    batch = bucket.get_batch(names, timeout_s=12.0)
     patient = bucket.get_batch(names, timeout_s=180.0)
     items = [next(batch)]
     node.pause()
     try:
-        with pytest.raises(errors.SilenceTimeout, match=r"nothing arrived for 2 s, after \d+ of 402 entries"):
+        with pytest.raises(errors.SilenceTimeout, match=r"nothing arrived for 12 s, after \d+ of 402 entries"):
             items.extend(batch)
         with pytest.raises(errors.SilenceTimeout):
             bucket.get("s/0009", timeout_s=2.0)
@@ -355,7 +362,7 @@ def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(l
 def test_a_silent_link_is_a_timeout_and_not_a_hang(link: FaultyLink) -> None:
     with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.bucket("b")
-        batch = bucket.get_batch([*SMALL, "large"], timeout_s=2.0)
+        batch = bucket.get_batch([*SMALL, "large"], timeout_s=12.0)
         next(batch)
         link.stall()
         with pytest.raises(errors.SilenceTimeout):
@@ -425,5 +432,5 @@ def test_what_put_many_acknowledged_before_the_end_is_there(node: NodeProcess, k
                     node.kill()
         node.start()
     assert len(acknowledged) >= kill_at
-    with connect(node.url) as client:
+    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
         assert client.bucket("b").get_batch(acknowledged).tobytes() == [data] * len(acknowledged)

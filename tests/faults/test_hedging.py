@@ -25,15 +25,21 @@ SMALL = SeededObjects({f"s/{at:04d}": (60_000 + at, at) for at in range(300)})
 LARGE = SeededObjects({f"l/{at}": (12 * MiB + at, 900 + at) for at in range(3)})
 OBJECTS = SMALL | LARGE
 MIXED = [*list(SMALL)[:100], "l/0", *list(SMALL)[100:200], "l/1", "l/2", *list(SMALL)[200:]]
-LONG_S, SHORT_S = 300.0, 3.0
+LONG_S, SHORT_S = 300.0, 12.0
 """Silences after which a node is given up: never in a test, and soon."""
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[ClusterProcesses]:
-    with throwaway_folder() as folder, ClusterProcesses(Path(folder), 3, buckets={"b": 2}, metrics=True) as cluster:
-        with connect(cluster.url) as client:
+    # Nodes that stand still for a moment keep their leases, without which a batch asks for their entries again.
+    arguments = ["--set", "read_lease_s=60"]
+    with (
+        throwaway_folder() as folder,
+        ClusterProcesses(Path(folder), 3, buckets={"b": 2}, metrics=True, arguments=arguments) as cluster,
+    ):
+        with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
             client.bucket("b").put_many(OBJECTS.items())
+        serve_all(cluster)
         yield cluster
 
 
@@ -87,7 +93,7 @@ def freeze_in_the_middle(
 def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
     cluster: ClusterProcesses, number: int, ordered: bool
 ) -> None:
-    with connect(cluster.url) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
         batch = freeze_in_the_middle(
             cluster, client, number, times=2, assembly="direct", ordered=ordered, timeout_s=LONG_S
         )
@@ -107,7 +113,7 @@ def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_neither_does_a_batch_that_a_node_gathers(cluster: ClusterProcesses, number: int) -> None:
     """Whether it is the gathering node that freezes, then its client asks another, or one that it gathers from."""
-    with connect(cluster.url) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
         with client.bucket("b").get_batch(list(SMALL)[:3], assembly="target") as batch:
             assert [item.data for item in batch] == list(SMALL.values())[:3]
         before = {at: counts(cluster, at) for at in range(3) if at != number}
@@ -144,7 +150,7 @@ def test_no_more_is_hedged_than_the_budget_allows(cluster: ClusterProcesses) -> 
 
 def test_a_single_object_is_read_from_its_second_owner_while_the_first_is_frozen(cluster: ClusterProcesses) -> None:
     names = [name for name in SMALL if first_owner(cluster, name) == 2][:20]
-    with connect(cluster.url) as client:
+    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
         bucket = client.bucket("b")
         assert bucket.get(names[0]) == OBJECTS[names[0]]
         cluster.nodes[2].pause()

@@ -33,7 +33,7 @@ OBJECTS: dict[str, Callable[[], bytes]] = {"small": lambda: data()[:10_000], "la
 def node() -> Iterator[NodeProcess]:
     """Killed and frozen by tests here; each leaves it running."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url) as client:
+        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
             bucket = client.create_bucket("b")
             for name, content in OBJECTS.items():
                 bucket.put(name, content())
@@ -95,7 +95,7 @@ def test_a_silent_node_ends_the_read_in_time_and_it_can_be_read_on(
 ) -> None:
     with (
         connect(node.url) as client,
-        opened(client.bucket("b"), "large", timeout_s=3.0, read_ahead_bytes=read_ahead_bytes) as file,
+        opened(client.bucket("b"), "large", timeout_s=12.0, read_ahead_bytes=read_ahead_bytes) as file,
     ):
         first = file.read(4 * MiB)
         node.pause()

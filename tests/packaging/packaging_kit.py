@@ -51,7 +51,7 @@ def run_without(
     )
 
 
-def run(*command: object, cwd: Path, timeout_s: float = 110, **environment: str) -> str:
+def run(*command: object, cwd: Path, timeout_s: float = 180, **environment: str) -> str:
     """Standard output of a command, which must succeed. `environment` is added to that of the tests."""
     done = subprocess.run(
         list(map(str, command)),

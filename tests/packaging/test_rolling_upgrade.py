@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NODES = 3
 KEYS = [f"k/{number:02}" for number in range(30)]
-DEFAULTS = ClusterOptions()
+DEFAULTS = ClusterOptions(retry_s=240.0)
+"""But for their patience: what is done in a moment takes long on a busy machine."""
 LAUNCHER = """#!/bin/sh
 # Replaces the interpreter by the one that the file names; -P: not the modules of the current folder.
 shift
