@@ -522,11 +522,16 @@ def test_spawned_replicas_survive_their_reader(tmp_path: Path, workers: int, con
 
 
 @pytest.mark.slow
-@table("width", [2, 4096])
+@table("width, still_s", [(2, 0), (4096, 0), (2, 0.5)])
 @table("killed_after", [1, 2])
-def test_a_batch_that_only_some_have_had_is_the_same_for_all(tmp_path: Path, width: int, killed_after: int) -> None:
-    """The reader dies between two sends of a batch, whose decoder draws other numbers each time."""
-    options = {"width": width, "killed_after": killed_after}
+def test_a_batch_that_only_some_have_had_is_the_same_for_all(
+    tmp_path: Path, width: int, killed_after: int, still_s: float
+) -> None:
+    """The reader dies between two sends of a batch, whose decoder draws other numbers each time.
+
+    The next one may then stand still for longer than those behind it wait for a replica that has not begun.
+    """
+    options = {"width": width, "killed_after": killed_after, "still_s": still_s}
     with processes("fork", tmp_path, 4, 1, options, target=_reader_dies_while_it_sends) as found:
         wait_for(found, {0})
     batches = [had(tmp_path, index) for index in range(1, 4)]
@@ -538,6 +543,16 @@ def _reader_dies_while_it_sends(folder: Path, given: Any, epochs: int, options: 
         def __getitems__(self, indices: Any) -> Any:
             return [np.frombuffer(os.urandom(4 * options["width"]), np.int32) for _ in indices]
 
+    if options["still_s"]:
+        replica_workers._TURN_S = 0.1
+    if given[0] == 1:
+        meet = replica_workers.ReplicaWorkers._meet
+
+        def stand_still(replica: Any) -> Any:
+            time.sleep(options["still_s"] if replica.seen else 0)  # it has met a reader before
+            return meet(replica)
+
+        replica_workers.ReplicaWorkers._meet = stand_still  # type: ignore[method-assign]
     if given[0] == 0:
         sends, send = [0], replica_workers.Connection.send
 
