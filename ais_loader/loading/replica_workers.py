@@ -42,7 +42,7 @@ from ais_loader.wire.channel_options import peer_of
 JOIN_S = 60.0
 """Time after which a replica that has not begun an iteration is no longer waited for."""
 _TURN_S = 1.0
-"""Time that a replica leaves to those before it to become the reader."""
+"""Time that a replica leaves to those before it that have not begun the iteration to become the reader."""
 _RETRY_S = 0.002
 _LOOK_S = 0.02
 _SEND_S = 10
@@ -169,6 +169,8 @@ class ReplicaWorkers:
                 self._told = f"process {pid} reads for the replicas of this host"
                 return _connection(sock)
             sock.close()
+            if any(self.is_expected(one, is_late=True) for one in range(replicas.index)):
+                continue  # it may have a batch that this one lacks, however long it stands still
             if time.monotonic() > turn_s or not any(map(self.is_expected, range(replicas.index))):
                 with contextlib.suppress(OSError):  # another replica was faster
                     self._reader = _Reader(self)

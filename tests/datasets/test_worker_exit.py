@@ -30,9 +30,9 @@ FOLDER, STORE, START_METHOD, DECODE, THREAD = sys.argv[1:]
 def decode(item):
     (Path(FOLDER) / f"worker-{os.getpid()}").touch()
     if DECODE == "holds the GIL":
-        ctypes.PyDLL(None).sleep(100)  # PyDLL, unlike CDLL, keeps it
+        ctypes.PyDLL(None).sleep(1000)  # PyDLL, unlike CDLL, keeps it
     elif DECODE == "sleeps":
-        time.sleep(100)
+        time.sleep(1000)
     elif item.index == 7:
         time.sleep(1)
     return 0
@@ -48,7 +48,7 @@ def loop():
         thread.start()
         thread.join()
         # A process that inherits the pipes of the workers, and keeps them open.
-        bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,), daemon=True)
+        bystander = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
         bystander.start()
         (Path(FOLDER) / f"bystander-{bystander.pid}").touch()
         print(sum(len(batch) for batch in opened[0]), flush=True)

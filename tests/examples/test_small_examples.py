@@ -38,7 +38,23 @@ def test_lines_come_whole_and_each_once(capsys: pytest.CaptureFixture[str], tmp_
     assert sorted(told) == sorted(texts)
 
 
+HELD = """
+import builtins, runpy, signal, time
+told, handle, got = builtins.print, signal.signal, []
+def print_and_wait(line, **options):
+    told(line, **options)
+    while line.startswith("step 3:") and not got:
+        time.sleep(0.01)
+def handle_and_note(number, handler):
+    return handle(number, (lambda *given: (got.append(number), handler(*given))) if callable(handler) else handler)
+builtins.print, signal.signal = print_and_wait, handle_and_note
+runpy.run_module("examples.tokens", run_name="__main__", alter_sys=True)
+"""
+"""The example, which waits behind its third step until it gets a signal."""
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_on_tokens_goes_on_where_it_was_interrupted_or_killed(tmp_path: Path) -> None:
     (tmp_path / "arrays").mkdir()
     drawn = np.random.default_rng(1).integers(0, 1 << 16, 128 * 24 + 1, np.uint16)
@@ -47,7 +63,8 @@ def test_a_run_on_tokens_goes_on_where_it_was_interrupted_or_killed(tmp_path: Pa
     def run(store: str, number: signal.Signals | None = None) -> list[str]:
         """Return the lines of a run that gets a signal after its third step."""
         options = ["--store", str(tmp_path / store), "--checkpoint", str(tmp_path / f"{store}.pt"), "--every", "2"]
-        command = [sys.executable, "-m", "examples.tokens", str(tmp_path / "arrays"), *options]
+        program = ["-m", "examples.tokens"] if number is None else ["-c", HELD]
+        command = [sys.executable, *program, str(tmp_path / "arrays"), *options]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         ) as ran:

@@ -39,7 +39,7 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def start(module: str, *options: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def start(module: str, *options: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", module, *options],
         cwd=ROOT,

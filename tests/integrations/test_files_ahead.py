@@ -76,6 +76,13 @@ def test_files_in_order_have_their_bytes_and_properties(files: AISFileSystem, bu
             assert file.read() == CONTENT[name]
 
 
+@pytest.fixture
+def kept_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was fetched ahead does not become too old, on however slow a machine."""
+    monkeypatch.setattr("integrations.fsspec.files_ahead.MAX_AGE_S", 3600.0)
+
+
+@pytest.mark.usefixtures("kept_long")
 def test_files_in_order_take_few_requests(node: NodeProcess, files: AISFileSystem) -> None:
     import pyarrow.fs
 
@@ -89,6 +96,7 @@ def test_files_in_order_take_few_requests(node: NodeProcess, files: AISFileSyste
     assert requests(node) - before <= len(small) / 4 + 3 * len(others)
 
 
+@pytest.mark.usefixtures("kept_long")
 @pytest.mark.parametrize("order", ["shuffled", "backwards", "every third", "again and again"])
 def test_any_other_order_takes_a_request_for_each_and_few_more(
     node: NodeProcess, bucket: Bucket, files: AISFileSystem, order: str

@@ -40,7 +40,7 @@ def large() -> bytes:
 STILL_S = 0.2
 FOREVER_S = 600.0
 LIMIT = 16
-SERVED_S = 60.0
+SERVED_S = 240.0
 HOSTILE = ((TENANT_KEY, b"hostile"),)
 
 
@@ -62,7 +62,7 @@ def node(tmp_path: Path) -> Iterator[NodeServer]:
 @pytest.fixture
 def strict_node(tmp_path: Path) -> Iterator[NodeServer]:
     """Where nothing gives way, and what stands still is ended; not before all calls of a test have come to it."""
-    with holding(tmp_path, still_s=FOREVER_S, stall_timeout_s=6.0) as node:
+    with holding(tmp_path, still_s=FOREVER_S, stall_timeout_s=20.0) as node:
         yield node
 
 
@@ -135,7 +135,7 @@ def test_gets_that_nobody_reads_leave_places_and_descriptors_for_others(strict_n
         assert held(node) == LIMIT - LIMIT // 8
         serves(node, "modest")
         eventually(lambda: held(node) == 0)  # by the deadline: nothing has moved
-        assert open_files(node) == before
+        eventually(lambda: open_files(node) == before)
         failures = []
         for call in taken:
             with pytest.raises(grpc.RpcError) as failure:
@@ -164,7 +164,7 @@ def test_a_download_that_gave_way_goes_on_where_its_reader_comes_back(node: Node
     with connect(node.url) as client, Hostile(node) as hostile, ExitStack() as closing:
         transport = to_one_node(node.url, retry_s=SERVED_S, tenant="hostile")
         closing.callback(transport.close)
-        download = transport._download(pb.GetRequest(bucket="b", name="large"), 30.0)
+        download = transport._download(pb.GetRequest(bucket="b", name="large"), 180.0)
         stub_chunks.append(next(download))
         eventually(lambda: node.batches is not None and node.batches.node.streams.slots.stalled == 1)
         calls = [hostile.get() for _ in range(LIMIT - LIMIT // 8)]
@@ -183,7 +183,7 @@ def test_puts_that_never_end_leave_places_and_are_ended_with_what_they_staged(st
         eventually(lambda: open_files(node) - before == LIMIT - LIMIT // 8)
         serves(node, "modest")
         eventually(lambda: held(node) == 0)
-        assert open_files(node) == before
+        eventually(lambda: open_files(node) == before)
         kinds = [kind_of(put.exception(timeout=SERVED_S)) for put in puts]
         assert sorted(kinds) == ["overloaded"] * (LIMIT // 8) + ["timeout"] * (LIMIT - LIMIT // 8)
     with connect(node.url) as client:
@@ -194,21 +194,29 @@ def test_a_slow_upload_that_moves_goes_on(tmp_path: Path) -> None:
     """For longer than the deadline for those that do not."""
     pause = threading.Event()
 
-    def chunks() -> Iterator[bytes]:
+    def chunks(pause_s: float) -> Iterator[bytes]:
         for at in range(7):
-            pause.wait(0.4)
+            pause.wait(pause_s)
             yield bytes([at])
 
     class Slow:
-        def __init__(self) -> None:
-            self._chunks = chunks()
+        def __init__(self, pause_s: float) -> None:
+            self._chunks = chunks(pause_s)
 
         def read(self, size: int = -1) -> bytes:
             return next(self._chunks, b"")
 
-    with holding(tmp_path, still_s=STILL_S, stall_timeout_s=2.0) as node, connect(node.url) as client:
-        client.bucket("b").put("slow", Slow())  # type: ignore[arg-type]
-        assert client.bucket("b").get("slow") == bytes(range(7))
+    for deadline_s in (2.0, 30.0):
+        folder = tmp_path / f"{deadline_s}"
+        with holding(folder, still_s=STILL_S, stall_timeout_s=deadline_s) as node, connect(node.url) as client:
+            try:
+                client.bucket("b").put("slow", Slow(deadline_s / 5))  # type: ignore[arg-type]
+            except errors.LoaderError:  # the machine itself may stand still for two seconds
+                if deadline_s > 2:
+                    raise
+                continue
+            assert client.bucket("b").get("slow") == bytes(range(7))
+            return
 
 
 def test_a_client_that_is_told_to_come_back_does(tmp_path: Path) -> None:
@@ -254,12 +262,13 @@ def test_groups_that_are_never_committed_have_a_budget_and_give_it_back(tmp_path
             for call in calls:
                 call.cancel()
             eventually(lambda: (streams.messages.held_bytes, streams.slots.held) == (0, 0))
-        assert held_by(cluster.batches(1).node.store).keys() == {f"mine/{at}" for at in range(32)}
+        # On a busy machine, the other node may have missed the write, and have it repaired.
+        eventually(lambda: held_by(cluster.batches(1).node.store).keys() == {f"mine/{at}" for at in range(32)})
 
 
 def test_versions_to_retain_have_places_a_deadline_and_an_end(tmp_path: Path) -> None:
     """As those between nodes that never end, or go on after what they said they were."""
-    with LocalCluster(tmp_path, 1, still_s=60.0, stall_timeout_s=2.0) as cluster:
+    with LocalCluster(tmp_path, 1, still_s=60.0, stall_timeout_s=15.0) as cluster:
         node = cluster.nodes[0]
         streams = cluster.batches(0).node.replica_streams
         streams.slots.limit = 2
@@ -294,5 +303,6 @@ def test_objects_being_put_have_a_budget_and_others_come_in_turn(tmp_path: Path)
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda name: bucket.put(name, data[name]), data))
         assert node.batches is not None
-        assert node.batches.node.streams.messages.held_bytes == 0
+        messages = node.batches.node.streams.messages
+        eventually(lambda: messages.held_bytes == 0)  # given back after the answer
         assert {name: bucket.get(name) for name in data} == data

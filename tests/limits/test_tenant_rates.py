@@ -71,10 +71,13 @@ def test_calls_and_batches_beyond_the_rate_are_rejected(tmp_path: Path, lane: An
             assert others.bucket("b").get("x") == b"bytes"
         patient = ClusterOptions(tenant="greedy", retry_s=240.0, lane=lane)
         with connect(node.url, options=patient) as client:
-            for _ in range(8):  # batches are rejected with a delay, which their client keeps to
+            assert node.batches is not None
+            for number in range(1000):  # batches are rejected with a delay, which their client keeps to
                 [item] = client.get_batch([Entry("b", "x")])
                 assert item.data == b"bytes"
-            assert node.batches is not None and node.batches.node.metrics.rejections["rate"] > 0
+                if number >= 7 and node.batches.node.metrics.rejections["rate"]:
+                    break  # a slow machine may not exceed the rate with the first eight
+            assert node.batches.node.metrics.rejections["rate"] > 0
 
 
 @pytest.mark.slow

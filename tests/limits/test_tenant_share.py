@@ -97,7 +97,7 @@ def test_messages_of_a_tenant_beyond_its_share_are_refused_by_name(monkeypatch: 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
-    config = ServerConfig(port=0, max_lanes=4, max_message_bytes=32 * MiB, tenant_share=0.5, message_timeout_s=60.0)
+    config = ServerConfig(port=0, max_lanes=4, max_message_bytes=32 * MiB, tenant_share=0.5, message_timeout_s=600.0)
     with NodeServer([tmp_path_factory.mktemp("drive")], config) as node:
         yield node
 
@@ -139,7 +139,7 @@ def begin_put(lane: socket.socket) -> None:
 
 
 def serves_others(node: NodeServer, bucket: str) -> None:
-    with connect(node.url, options=ClusterOptions(tenant="modest", retry_s=5.0)) as client:
+    with connect(node.url, options=ClusterOptions(tenant="modest", retry_s=240.0)) as client:
         made = client.create_bucket(bucket)
         made.put("x", bytes(10 * MiB))
         made.put_many([(f"{number}", b"x" * 1000) for number in range(50)])

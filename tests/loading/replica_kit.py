@@ -20,8 +20,11 @@ import torch
 from ais_loader import BatchLoader
 from ais_loader.plans import ShufflePlan
 from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.testing import eventually
 
 COUNT, BATCH, WIDTH = 96, 8, 4096
+HELD_AFTER = 6
+"""Batches after which replicas that are held wait: a test that kills or stops them comes before their end."""
 PLAN = ShufflePlan(COUNT, BATCH, seed=3)
 _keys = itertools.count()
 
@@ -86,8 +89,11 @@ def alone(dataset: Any, plan: Any, epochs: int = 1, **options: Any) -> list[Any]
 
 
 def train(folder: Path, given: tuple[int, int, str], epochs: int, options: dict[str, Any], plan: NumberPlan) -> None:
-    """Write what each batch has, and the state after it, and change the batch in place."""
-    index = given[0]
+    """Write what each batch has, and the state after it, and change the batch in place.
+
+    The replicas in `options["held"]` go on behind HELD_AFTER batches once there is a file "go".
+    """
+    index, held, trained = given[0], options.pop("held", ()), 0
     loader = BatchLoader(
         Logged(folder / "reads"), plan, **{"collate": collate, "rank": 0, "world_size": 1, "replicas": given} | options
     )
@@ -99,6 +105,9 @@ def train(folder: Path, given: tuple[int, int, str], epochs: int, options: dict[
                 batch["x"].mul_(index + 2)
                 batch["noise"] += index
                 batch["texts"].clear()
+                trained += 1
+                if trained == HELD_AFTER and index in held:
+                    eventually((folder / "go").exists)
     (folder / f"done-{index}").touch()
 
 

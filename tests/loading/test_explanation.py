@@ -141,14 +141,20 @@ def test_a_cause_on_a_node_is_measured(
     cause: Any, field: str, least_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(who_waits, "SAMPLES", 48)
-    with ExitStack() as stack:
-        loader = stack.enter_context(cause(tmp_path))
-        ids = list[str]()
-        loader._on_batch = lambda record: ids.append(record.request_id)
-        assert len(list(stack.enter_context(loader))) == who_waits.SAMPLES // who_waits.BATCH
-        assert getattr(loader.summary(), field) >= least_s
-        assert loader.summary().slowest in ids
-        assert all(re.fullmatch("[0-9a-f]{16}", one) for one in ids)
+    measured = list[float]()
+    for number in range(5):  # on a busy machine, other things may take the time in which a wait would count
+        with ExitStack() as stack:
+            (folder := tmp_path / f"{number}").mkdir()
+            loader = stack.enter_context(cause(folder))
+            ids = list[str]()
+            loader._on_batch = lambda record, ids=ids: ids.append(record.request_id)
+            assert len(list(stack.enter_context(loader))) == who_waits.SAMPLES // who_waits.BATCH
+            assert loader.summary().slowest in ids
+            assert all(re.fullmatch("[0-9a-f]{16}", one) for one in ids)
+            measured.append(getattr(loader.summary(), field))
+        if measured[-1] >= least_s:
+            return
+    raise AssertionError(measured)
 
 
 @pytest.mark.slow
@@ -165,5 +171,5 @@ def test_a_slow_batch_is_in_the_log_of_its_node(tmp_path: Path) -> None:
         timing = batch.timing
         # A frame may wait for its turn while the one before it is being sent.
         assert timing.drive_s + timing.node_queue_s >= 32 * 0.003
-        eventually(lambda: f"slow batch '{timing.request_id}' of bucket 'data': 32 entries took" in node.log())
-        assert re.search(r"it waited for .*drive \d", node.log())
+        told = rf"slow batch '{timing.request_id}' of bucket 'data': 32 entries took.*it waited for .*drive \d"
+        eventually(lambda: re.search(told, node.log()))

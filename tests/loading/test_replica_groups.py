@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,8 @@ def test_a_node_serves_each_group_of_ranks_as_it_serves_one_loader(tmp_path: Pat
                 for rank in all_ranks:
                     rank.join(400)
                     assert rank.exitcode == 0
+            # The node notes the end of a batch after it has sent all of it.
+            eventually(lambda one=one, least=before[BATCHES] + 32: counts(one)[BATCHES] >= least)
             served = {key: value - before[key] for key, value in counts(one).items()}
             found[name] = served, [had(folder, rank) for rank in range(ranks)]
     served, batches = found["together"]
@@ -119,7 +122,6 @@ def test_a_node_serves_each_group_of_ranks_as_it_serves_one_loader(tmp_path: Pat
 def refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan: Any) -> None:
     rank = given[0]
     join_ranks(folder, rank, 4)
-    replicas.MEET_S = 2.0
     half, dataset = groups_of(2), range(COUNT)
     low, high = torch.distributed.new_group([0, 1, 2]), torch.distributed.new_group([2, 3])
     cases: dict[str, Any] = {
@@ -135,6 +137,7 @@ def refused(folder: Path, given: Any, epochs: int, options: dict[str, Any], plan
         torch.distributed.barrier()
         if arguments is None:
             continue
+        replicas.MEET_S = 2.0 if case == "one without replicas" else 300.0
         arguments = {"plan": plan} | arguments
         try:
             loader = BatchLoader(dataset, arguments.pop("plan"), **arguments)
@@ -159,11 +162,12 @@ def test_groups_that_do_not_fit_are_refused_by_all_ranks(tmp_path: Path) -> None
         "another seed in another group": "reads another plan",
         "a sampler that decides by itself": "5]",
         "a sampler of the rank": "they differ: digest of its numbers",
-        "one without replicas": "rank 0 of 4 has not made its loader of replicas within 2 s",
+        # Another one may be late, on a busy machine.
+        "one without replicas": "rank 0(, [123])* of 4 has not made its loader of replicas within 2 s",
     }
     for rank, texts in enumerate(found):
         for case, text in texts.items():
-            assert wanted[case] in text, f"rank {rank}, {case}: {text}"
+            assert re.search(wanted[case], text), f"rank {rank}, {case}: {text}"
         assert len(texts) == (6 if rank else 5)
 
 
@@ -195,3 +199,5 @@ def _without_collectives(folder: Path, given: Any, epochs: int, options: dict[st
             for batch in loader:
                 file.write(json.dumps([told(batch), os.getpid()]) + "\n")
                 file.flush()
+                if not given[0] and len(had(folder, 0)) == 6:
+                    signal.pause()  # until it is killed

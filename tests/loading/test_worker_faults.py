@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import multiprocessing.connection
 import multiprocessing.process
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -39,14 +41,15 @@ from process_kit import (
 
 from ais_loader import BatchLoader
 from ais_loader.errors import LoaderError, SilenceTimeout
+from ais_loader.loading import process_workers
 from ais_loader.loading.engine import Engine, StallWatch
 from ais_loader.loading.process_workers import error_of, hang_up, packed_error
 from ais_loader.loading.workers import FetchedBatch
 from ais_loader.testing import eventually
 
 EXIT_TIMEOUT_S = 180
-STALL_S = 2.0
-"""In which a worker has begun, also on a busy machine."""
+STALLS_S = (2.0, 30.0)
+"""In which a worker has begun; the latter also on a busy machine."""
 
 
 @pytest.mark.slow
@@ -94,8 +97,9 @@ def test_workers_killed_by_others_at_any_time(tmp_path: Path) -> None:
         for number, batch in enumerate(batches):
             got.append(batch)
             process = processes_of(batches)[number % 2]
-            if number % 2 and process.is_alive():
-                process.kill()
+            if number % 2:
+                with contextlib.suppress(ValueError):  # it has just been found dead, and is being replaced
+                    process.kill()
         assert numbers_of(got) == EXPECTED
         del got, batch
 
@@ -118,6 +122,23 @@ def pause_in_collate(samples: list[Any]) -> Any:
     threading.Event().wait()
 
 
+IN_STAGE = r"worker \d \(pid \d+\) is in stage"
+
+
+def assert_raised(told: str, folder: Path, fault: Any = None, **options: Any) -> None:
+    """The loader raises this stall, and nothing is left. A slow worker may not have come to it after the first time."""
+    for stall_s in STALLS_S:
+        with nothing_left():
+            with pytest.raises(SilenceTimeout) as raised:
+                numbers_of(loader(folder, fault, stall_s=stall_s, on_stall="raise", **options))
+            text = str(raised.value)
+            del raised
+        if re.search(told.format(f"{stall_s:g}"), text):
+            return
+        (folder / "fault").unlink(missing_ok=True)
+    raise AssertionError(text)
+
+
 class Unwritable:
     def __reduce__(self) -> Any:
         threading.Event().wait()
@@ -131,9 +152,7 @@ def pause_in_transfer(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("stage", ["collate", "transfer"])
 def test_the_stage_that_stalls_is_named(tmp_path: Path, stage: str) -> None:
     pause = {"collate": pause_in_collate, "transfer": pause_in_transfer}[stage]
-    told = rf"rank 0, epoch 0, step 0: no batch for 2 s; worker \d \(pid \d+\) is in stage '{stage}' since "
-    with nothing_left(), pytest.raises(SilenceTimeout, match=told):
-        numbers_of(loader(tmp_path, collate=pause, stall_s=STALL_S, on_stall="raise"))
+    assert_raised(f"rank 0, epoch 0, step 0: no batch for {{}} s; {IN_STAGE} '{stage}' since ", tmp_path, collate=pause)
 
 
 def leave(folder: Path, when: str) -> None:
@@ -154,18 +173,24 @@ def hold_the_gil(folder: Path, when: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [sleep_in_fault, hold_the_gil])
 def test_a_stalled_worker_is_ended_and_its_stack_told(
-    tmp_path: Path, fault: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, fault: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with caplog.at_level(logging.WARNING), nothing_left():
-        assert numbers_of(loader(tmp_path, fault, stall_s=STALL_S, on_stall="restart")) == EXPECTED
+    monkeypatch.setattr(process_workers, "_DUMP_S", 180)
+    for stall_s in STALLS_S:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), nothing_left():
+            numbers = numbers_of(loader(tmp_path, fault, stall_s=stall_s, on_stall="restart", max_restarts=99))
+        assert numbers == EXPECTED
+        if caplog.text.count("no batch for") == 1:  # and no slow worker was taken for one that stalls
+            break
+        (tmp_path / "fault").unlink()
     assert f"in {fault.__name__}" in caplog.text
     assert "is in stage 'decode' since" in caplog.text
 
 
 @pytest.mark.slow
 def test_a_stall_is_raised_and_its_worker_ended(tmp_path: Path) -> None:
-    with nothing_left(), pytest.raises(SilenceTimeout, match=r"worker \d \(pid \d+\) is in stage 'decode'"):
-        numbers_of(loader(tmp_path, sleep_in_fault, stall_s=STALL_S, on_stall="raise"))
+    assert_raised(f"{IN_STAGE} 'decode'", tmp_path, sleep_in_fault)
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_lines_of_the_fast_path_have_the_digest_of_the_ordinary_one(node: NodeSe
                         pass
                     done += 1
                     awaited(node, done, event="read")
-                    session.send(2, batch_of(some, bucket="b", deadline_ms=5_000, buffered=True))
+                    session.send(2, batch_of(some, bucket="b", deadline_ms=180_000, buffered=True))
                     while session.receive().end.outcome != batch_pb.End.COMPLETE:
                         pass
                     done += 1

@@ -71,13 +71,16 @@ def test_a_handshake_of_one_byte_a_second_is_ended_and_holds_up_nobody(
                 raise AssertionError("it was not ended")
             lasted_s[name] = time.monotonic() - began_s
 
-    threads = [threading.Thread(target=dribble, args=[name]) for name in LISTENERS]
-    for thread in threads:
-        thread.start()
     served_meanwhile = 0
-    while any(thread.is_alive() for thread in threads):
-        require_served(node, identity)
-        served_meanwhile += all(thread.is_alive() for thread in threads)
+    for _ in range(3):  # a machine may stand still for as long as they last
+        threads = [threading.Thread(target=dribble, args=[name]) for name in LISTENERS]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            require_served(node, identity)
+            served_meanwhile += all(thread.is_alive() for thread in threads)
+        if served_meanwhile:
+            break
     assert sorted(lasted_s) == sorted(LISTENERS) and served_meanwhile
     assert all(seconds > HANDSHAKE_S - 2 for seconds in lasted_s.values()), lasted_s
 
@@ -92,8 +95,7 @@ def openssl_client(
     command = ["openssl", "s_client", *words, "-cert", files.cert_file, "-key", files.key_file]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
-            said = said_by(process)  # what the node says by itself
-            assert b"Verify return code: 0 (ok)" in said, said
+            said_by(process, b"Verify return code: 0 (ok)")  # and the rest that the node says by itself
             yield process
         finally:
             process.kill()
@@ -102,15 +104,15 @@ def openssl_client(
                 process.stdin.close()
 
 
-def said_by(process: subprocess.Popen[bytes]) -> bytes:
-    """What a process says until it says nothing any more."""
+def said_by(process: subprocess.Popen[bytes], awaited: bytes) -> None:
+    """Wait until a process has said this, and says nothing any more."""
     assert process.stdout is not None
     said = b""
-    while select.select([process.stdout], [], [], 0.4)[0]:
+    while select.select([process.stdout], [], [], 0.4 if awaited in said else 180)[0]:
         if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
             break
         said += piece
-    return said
+    assert awaited in said, said
 
 
 def command(process: subprocess.Popen[bytes], letter: bytes) -> None:
@@ -138,14 +140,16 @@ def test_a_client_cannot_renegotiate(node: NodeServer, identity: IdentityFolder,
 def test_new_keys_of_a_connection_are_limited(node: NodeServer, identity: IdentityFolder, listener: str) -> None:
     with openssl_client(node, identity, listener, "-tls1_3") as client:
         command(client, b"K")
-        assert b"KEYUPDATE" in said_by(client) and client.poll() is None  # one is served
+        said_by(client, b"KEYUPDATE")
+        assert client.poll() is None and client.stdout is not None  # one is served
         updates = 0
         with suppress(BrokenPipeError):
             while client.poll() is None:
                 updates += 1
-                assert updates < 10_000
+                assert updates < 100_000
                 command(client, b"K")
-                time.sleep(0.001)
+                if select.select([client.stdout], [], [], 0.001)[0]:
+                    os.read(client.stdout.fileno(), 1 << 16)
         assert client.wait(180) != 0
     require_served(node, identity)
 

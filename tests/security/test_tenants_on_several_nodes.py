@@ -30,9 +30,9 @@ NAMES = [f"{number:03d}" for number in range(90)]
 OF_JOBS = ("in:read,list,etl-use,etl-job", "out:write,read,list,etl-job")
 
 
-def slow() -> Callable[[bytes], bytes]:
+def slow(pause_s: float) -> Callable[[bytes], bytes]:
     def pause(data: bytes) -> bytes:
-        time.sleep(0.1)
+        time.sleep(pause_s)
         return bytes(data)
 
     return pause
@@ -58,7 +58,8 @@ def nodes(folder: Path) -> Iterator[list[SecureNode]]:
             for bucket in ("a", "b", "in"):
                 data = bucket.encode() * (100_000 if bucket != "in" else 1)
                 client.bucket(bucket).put_many((name, name.encode() + data) for name in NAMES)
-            client.etl.init("slow", slow())
+            client.etl.init("slow", slow(0.1))
+            client.etl.init("slower", slow(1.0))
         yield found
 
 
@@ -107,8 +108,8 @@ def test_batches_of_a_revoked_tenant_end_on_every_node_and_others_go_on(
         eventually(lambda batches=batches: not batches.resources.batches.held)  # type: ignore[misc]
 
 
-def started(node: SecureNode, token: str, name: str) -> None:
-    job = pb.TransformJob(name=name, bucket="in", to_bucket="out", stage=[pb.JobStage(name="slow")])
+def started(node: SecureNode, token: str, name: str, stage: str) -> None:
+    job = pb.TransformJob(name=name, bucket="in", to_bucket="out", stage=[pb.JobStage(name=stage)])
     with grpc.insecure_channel(node.server.endpoint, options=OPTIONS) as channel:
         request = pb.StartJobRequest(job=job)
         rpc.EtlStub(channel).StartJob(request, timeout=TIMEOUT_S, metadata=[("authorization", f"Bearer {token}")])
@@ -119,7 +120,8 @@ def test_a_job_of_a_revoked_tenant_ends_on_every_node_and_that_of_another_one_is
 ) -> None:
     tokens = {name: nodes[0].token(*OF_JOBS, tenant=name) for name in ("a", "b")}
     for number, (name, token) in enumerate(tokens.items()):
-        started(nodes[number], token, f"of-{name}")
+        # The job that is ended would run for half a minute, lest it be done before that.
+        started(nodes[number], token, f"of-{name}", "slower" if name == "a" else "slow")
     with connect(nodes[2].url, token=nodes[0].token(EVERYTHING)) as client:
         jobs = {name: client.etl.job(f"of-{name}") for name in tokens}
         eventually(lambda: jobs["a"].refresh().counts.transformed > 1, TIMEOUT_S)

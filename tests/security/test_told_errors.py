@@ -142,8 +142,8 @@ def test_a_transform_shows_its_errors_without_places(node: SecureNode) -> None:
     token = node.token("*:read,etl-use")
     with grpc.insecure_channel(node.server.endpoint, options=OPTIONS) as channel:
         metadata = [("authorization", f"Bearer {token}")]
-        found = rpc.EtlStub(channel).GetTransform(pb.GetTransformRequest(name="broken"), 20, metadata=metadata)
-        described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), 20, metadata=metadata)
+        found = rpc.EtlStub(channel).GetTransform(pb.GetTransformRequest(name="broken"), 180, metadata=metadata)
+        described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), 180, metadata=metadata)
     check(node, str(found))
     assert not described.pid and not [name for name in described.limits if name.startswith("peer_")]
     assert node.server.peer_endpoint not in str(described)

@@ -27,13 +27,15 @@ SECONDS = 1.5
 READER = """
 import sys, threading
 from storage_node.store.store import Store
-from tests.store.test_store_overwrites import look_until
+from tests.store.test_store_overwrites import look, look_until
 with Store.open([sys.argv[1]], mode="r") as store:
     print("ready", flush=True)
     sys.stdin.readline()
+    seen = dict[str, int]()
+    print(look(store, seen), flush=True)
     end = threading.Thread(target=sys.stdin.read, daemon=True)
     end.start()
-    print(look_until(store, lambda: not end.is_alive()), flush=True)
+    look_until(store, lambda: not end.is_alive(), seen)
 """
 
 
@@ -67,8 +69,8 @@ def look(store: Store, seen: dict[str, int]) -> int:
     return len(answers) + 2 * len(SIZES)
 
 
-def look_until(store: Store, is_over: Callable[[], bool]) -> int:
-    looks, seen = 0, dict[str, int]()
+def look_until(store: Store, is_over: Callable[[], bool], seen: dict[str, int]) -> int:
+    looks = 0
     while not is_over():
         looks += look(store, seen)
     return looks
@@ -104,7 +106,7 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
 
         def look_here(target: Store) -> None:
             try:
-                looks.append(look_until(target, stop.is_set))
+                looks.append(look_until(target, stop.is_set, {}))
             except BaseException as error:
                 failures.append(error)
                 raise
@@ -132,15 +134,18 @@ def test_threads_and_processes_read_whole_states_while_objects_are_replaced(tmp_
                 reader.stdin.flush()
             began_s = time.monotonic()
             try:
+                for reader in readers:  # each has looked while the writer goes on
+                    assert reader.stdout is not None and int(reader.stdout.readline()) > 0
                 eventually(lambda: failures or (len(written) > 5 and time.monotonic() - began_s > SECONDS))
             finally:
                 stop.set()
-                outputs = [reader.communicate(timeout=180)[0] for reader in readers]
+                for reader in readers:
+                    reader.communicate(timeout=180)
                 for thread in (writer, *threads):
                     thread.join(timeout=180)
         assert not failures
         assert [reader.returncode for reader in readers] == [0, 0]
-        assert all(int(output) > 0 for output in outputs) and len(looks) == 3
+        assert len(looks) == 3
     assert_sound(tmp_path / "drive")
 
 

@@ -465,8 +465,7 @@ def test_a_start_goes_on_where_the_last_writer_ended(tmp_path: Path) -> None:
         assert segment.exists() and [len(drive.sparse) for drive in store.drives if drive] == [1]
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
         counts = store.upkeep.counts
-        eventually(lambda: counts.moved_objects == len(left))
-        assert counts.moved_bytes == 500 * len(left)
+        eventually(lambda: (counts.moved_objects, counts.moved_bytes) == (len(left), 500 * len(left)))
         assert contents(store) == left
     assert not segment.exists()
     with store_at(tmp_path) as store:
@@ -483,7 +482,7 @@ def test_an_idle_writer_removes_what_is_dead(tmp_path: Path) -> None:
         put(store, "a", b"new")
         eventually(lambda: not old.exists())
         assert read(store, "a") == b"new"
-        assert not list(drive_of(store).catalog.scan(fmt.GARBAGE_PREFIX))
+        eventually(lambda: not list(drive_of(store).catalog.scan(fmt.GARBAGE_PREFIX)))  # after the file
 
 
 @pytest.mark.slow
@@ -496,7 +495,7 @@ def test_an_idle_writer_compacts_what_its_deletions_have_left(tmp_path: Path) ->
         eventually(lambda: not segment.exists())
         assert contents(store) == {name: small(name) for name in NAMES[:9]}
         sparse = drive_of(store).sparse
-        assert sparse.removed == 1 and sparse.removed_bytes > 100_000
+        eventually(lambda: sparse.removed == 1 and sparse.removed_bytes > 100_000)
     assert_sound(tmp_path)
 
 
@@ -533,7 +532,7 @@ def test_the_rate_is_kept(tmp_path: Path) -> None:
         upkeep = Upkeep(store.damaged.note, 1.0)
         upkeep.add(drive_of(store))
         eventually(lambda: upkeep.counts.moved_objects == len(left))
-        assert upkeep._compacts_at_s > time.monotonic() + 3600
+        eventually(lambda: upkeep._compacts_at_s > time.monotonic() + 3600)
         upkeep.stop()
 
 

@@ -351,7 +351,7 @@ def _read(root: str, seed: int, pipe: Connection) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_readers_beside_a_writer_that_compacts_and_is_killed(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         fill(store, 0)

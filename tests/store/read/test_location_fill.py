@@ -165,12 +165,13 @@ def test_a_reader_forgets_what_it_has_scanned_when_the_writer_has_committed(tmp_
 
 def test_a_store_is_closed_while_it_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_cache, "_PART", 1)
-    monkeypatch.setattr(entry_cache, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(entry_cache, "_PAUSE_S", 3600)
     with store_at(tmp_path) as store:
         put_group(store, GROUP)
     with store_at(tmp_path) as store:
         assert batch(store, ["o00"]) == due("o00")
         assert not drive_of(store).fill.wait(0.0)
+    monkeypatch.setattr(entry_cache, "_PAUSE_S", 0.0001)
     with store_at(tmp_path) as store:  # its lock is free
         filled(store)
         assert is_known(store, *NAMES)
