@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,4 +131,6 @@ def test_a_job_survives_controllers_that_die_in_the_middle_of_changes(tmp_path: 
         to = client.bucket("to")
         assert sorted(to) == sorted(some)
         assert to.get_batch(list(some)).tobytes() == [data.upper() for data in some.values()]
-        assert sorted(runs(tmp_path / "counts")) == sorted(some.values())
+        # A node whose calls fail for five seconds counts as down: another one does its part, then, as well.
+        ran = Counter(runs(tmp_path / "counts"))
+        assert ran.keys() == set(some.values()) and max(ran.values()) <= 2
