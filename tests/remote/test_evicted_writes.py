@@ -71,6 +71,15 @@ def size_at(cluster: ClusterProcesses, client: Client, number: int) -> int | Non
     return state.size_bytes if state.HasField("version") and not state.is_tombstone else None
 
 
+def is_put(bucket: Bucket) -> bool:
+    """Whether a write is acknowledged. An owner that has just started may not be reached yet, and it is repeated."""
+    try:
+        bucket.put(NAME, NEW)
+    except errors.OutcomeUnknown:  # the remote storage has it, and too few nodes
+        return False
+    return True
+
+
 def is_uploaded(remote_bucket: RemoteBucket) -> bool:
     try:
         return remote_bucket.get(NAME) == NEW
@@ -109,7 +118,7 @@ def test_an_older_copy_of_a_stand_in_does_not_come_back(
         bucket.put(NAME, OLD)
         cluster.nodes[other].pause()
         cluster.nodes[second].start()
-        bucket.put(NAME, NEW)
+        eventually(lambda: is_put(bucket))
         eventually(lambda: is_uploaded(remote_bucket))
         evicted(cluster, bucket, first)
         if write == "back":  # it is sent to an owner that has just come back
