@@ -76,6 +76,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     ReplicaStale: grpc.StatusCode.UNAVAILABLE,
     NotAMember: grpc.StatusCode.ABORTED,
     errors.StaleMap: grpc.StatusCode.ABORTED,
+    errors.WriteTooLate: grpc.StatusCode.ABORTED,
 }
 """Status by exact class; INTERNAL for all others. Clients use the kind, which is in the trailer."""
 

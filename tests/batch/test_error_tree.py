@@ -24,7 +24,7 @@ INTERNAL = """
     ArchiveError ArchiveIndexError ArchiveIndexStale MediaError CopiesBusy
     SourceChanged PromoteIncomplete TransformError
     StoreError StoreNotFound StoreLocked StoreReadOnly StoreFormatError DriveFailed Closed
-    WriteTooLate EntryFailed NodeUntrusted
+    EntryFailed NodeUntrusted
 """
 
 

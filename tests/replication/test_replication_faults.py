@@ -239,9 +239,9 @@ def write_once(writer: Writer, how: str, name: str) -> str | None:
 
 
 def write_quietly(write: Callable[[], bool]) -> bool:
-    """False while too few nodes can be written."""
+    """False while too few nodes can be written, or say that they were out of touch with the others."""
     try:
         return write()
     except grpc.RpcError as error:
-        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
         return False
