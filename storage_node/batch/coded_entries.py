@@ -27,7 +27,7 @@ from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
 from storage_node.store.checksum import crc32c
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch import StoreBatch
 
 _NOTHING = memoryview(b"")
@@ -38,15 +38,14 @@ _FEW, _TOGETHER = 256, 1024
 async def enter_places(objects: CodedObjects, node: Node, request: pb.BatchRequest, batch: StoreBatch) -> None:
     """Enter the places of coded entries into a batch as their bytes. Members are entered with their own, once the
     archives are stored again."""
-    files: dict[tuple[bytes, str, Version], CatalogEntry] = {}
-    members: dict[int, tuple[bytes, str, Version]] = {}
+    members: dict[int, tuple[bytes, str, CatalogEntry]] = {}
     for position in batch.coded if request.member else ():
         if request.member[position] and (entry := batch.record(position)) is not None:
             bucket = request.bucket[request.bucket_index[position] if request.bucket_index else 0]
-            members[position] = node.store.bucket(bucket).uuid_bytes, request.name[position], entry.version
-            files[members[position]] = entry
+            members[position] = node.store.bucket(bucket).uuid_bytes, request.name[position], entry
     if members:
-        stored = await results_of(objects.recall(*key[:2], entry) for key, entry in files.items())
+        files = dict.fromkeys(members.values())
+        stored = await results_of(objects.recall(*file) for file in files)
         problems = dict(zip(files, stored, strict=True))
         await node.open_archives(request.tenant, batch.look_up_again, list(members))
         for position in members.keys() & set(batch.coded):
