@@ -60,6 +60,11 @@ class Operator:
         return self._done(arguments, code).stderr
 
     def _done(self, arguments: Sequence[str], code: int) -> subprocess.CompletedProcess[str]:
+        done = self._ended(arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def _ended(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self._python, "-m", "ais_loader.cli", "cluster", *arguments, "--root", str(self.root)],
             capture_output=True,
@@ -71,7 +76,6 @@ class Operator:
         )
         if (head := ray_head.remembered(self.root)) is not None:
             self.sessions.add(head.session)
-        assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
 
@@ -81,12 +85,9 @@ class Operator:
     def well(self) -> Any:
         """What `status` says once all nodes serve: a busy one may answer later than the command waits for it."""
         eventually(lambda: {node["state"] for node in self.nodes().values()} == {"serving"}, interval_s=0.2)
-        words = [self._python, "-m", "ais_loader.cli", "cluster", "status", "--json", "--root", str(self.root)]
 
         def said() -> Any:
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=self.environment, cwd=REPOSITORY
-            )
+            done = self._ended(["status", "--json"])
             return json.loads(done.stdout) if done.returncode == 0 else None
 
         return eventually(said, interval_s=0.2)

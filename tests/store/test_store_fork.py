@@ -52,6 +52,19 @@ def in_a_child(work: Callable[[], None], timeout_s: float = 180.0) -> None:
     assert status == 0, f"the child ended with status {status}"
 
 
+def fork_waits(
+    pool: ThreadPoolExecutor, inside: threading.Event, go_on: threading.Event, work: Callable[[], None]
+) -> None:
+    """Run `work` in a forked child, and fail if the fork does not wait for a thread that is `inside` until it may
+    `go_on`."""
+    assert inside.wait(180)
+    forking = pool.submit(in_a_child, work)
+    eventually(lambda: fork_safety.GATE._forker is not None)
+    assert not forking.done()
+    go_on.set()
+    forking.result(180)
+
+
 def refused(action: Callable[[], object]) -> None:
     with pytest.raises(Closed, match="fork"):
         action()
@@ -194,7 +207,7 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
     """RocksDB holds locks of the whole process meanwhile, which a child would inherit for ever."""
     with store_at(tmp_path / "drive") as store:
         put(store, "a", b"1")
-    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+    inside, go_on = threading.Event(), threading.Event()
 
     def held_up(*given: Any, **named: Any) -> Any:
         inside.set()
@@ -208,20 +221,11 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
         with Store.open([tmp_path / "drive"], mode="r") as own:
             assert read(own, "a") == b"1"
 
-    def fork() -> None:
-        in_a_child(child)
-        forked.set()
-
     own = Store.open([tmp_path / "drive"], mode="r") if step == "close" else None
     monkeypatch.setattr(catalog, done.__name__, held_up)
     with ThreadPoolExecutor(2) as pool:
         opened = pool.submit(own.close if own is not None else lambda: Store.open([tmp_path / "drive"], mode="r"))
-        assert inside.wait(180)
-        forking = pool.submit(fork)
-        eventually(lambda: fork_safety.GATE._forker is not None)
-        assert not forked.is_set()
-        go_on.set()
-        forking.result(180)
+        fork_waits(pool, inside, go_on, child)
         if (store := opened.result(180)) is not None:
             store.close()
 
@@ -230,7 +234,7 @@ def test_a_fork_waits_for_a_thread_that_opens_or_closes_a_store(
 @pytest.mark.parametrize("step", ["flush", "compact_range"])
 def test_a_fork_waits_for_a_thread_that_flushes_or_compacts_a_catalog(tmp_path: Path, step: str) -> None:
     """RocksDB holds the lock of its threads at times meanwhile."""
-    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+    inside, go_on = threading.Event(), threading.Event()
 
     class HeldUp:
         def __init__(self, db: object) -> None:
@@ -242,10 +246,6 @@ def test_a_fork_waits_for_a_thread_that_flushes_or_compacts_a_catalog(tmp_path: 
                 assert go_on.wait(180)
             return getattr(self._db, name)
 
-    def fork() -> None:
-        in_a_child(lambda: None)
-        forked.set()
-
     with store_at(tmp_path / "drive") as store, ThreadPoolExecutor(2) as pool:
         put(store, "a", b"1")
         [drive] = store.drives
@@ -253,12 +253,7 @@ def test_a_fork_waits_for_a_thread_that_flushes_or_compacts_a_catalog(tmp_path: 
         db = drive.catalog._db
         drive.catalog._db = HeldUp(db)
         compacting = pool.submit(drive.compact)
-        assert inside.wait(180)
-        forking = pool.submit(fork)
-        eventually(lambda: fork_safety.GATE._forker is not None)
-        assert not forked.is_set()
-        go_on.set()
-        forking.result(180)
+        fork_waits(pool, inside, go_on, lambda: None)
         compacting.result(180)
         drive.catalog._db = db
 
