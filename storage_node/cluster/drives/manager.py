@@ -165,7 +165,7 @@ class DriveManager:
         if self._known(uuid) is None:
             self._away[uuid].by_hand = self._away[uuid].disabled = True
             return
-        await self._in_turn(self._disable(uuid, "disabled by hand", by_hand=True))
+        await self._in_turn(self._disable(uuid, "disabled by hand"))
 
     async def enable(self, uuid: str, path: str = "") -> None:
         """Use the drive again, as soon as its replicas have been compared with those of other nodes."""
@@ -256,19 +256,19 @@ class DriveManager:
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
         await self._node.read(self._acceptor_store.follow, roots_of(self._store), leaving)
 
-    async def _disable(
-        self, uuid: str, reason: str, *, by_hand: bool, gone: bool = False, only: Drive | None = None
-    ) -> None:
-        """Disable a drive. `gone`: use it again when it reappears. `only`: unless it was opened again meanwhile."""
+    async def _disable(self, uuid: str, reason: str, *, failed: Drive | None = None, gone: bool = False) -> None:
+        """Disable a drive. `failed`: unless it was opened again meanwhile; None if it is disabled by hand. `gone`: use
+        it again when it reappears."""
         drive = self._known(uuid)
-        if drive is None or only not in (None, drive):
+        if drive is None or failed not in (None, drive):
             return
         path = str(drive.root)
         await self._node.read(functools.partial(self._store.pool.disable_drive, missing=gone), uuid, reason)
-        self._away[uuid] = _Away(time.monotonic(), path, by_hand=by_hand, disabled=not gone)
+        self._away[uuid] = _Away(time.monotonic(), path, by_hand=failed is None, disabled=not gone)
         await self._follow()
         log.error("drive %s is disabled: %s", path, reason)
-        if not by_hand:
+        if failed is not None:
+            self.counts.disabled += 1
             await self._repair.drive_lost()
 
     async def _enable(self, uuid: str, path: Path | None) -> None:
@@ -355,8 +355,7 @@ class DriveManager:
                         "`ais-loader cluster drive enable`, or a restart of the node"
                     )
                     try:
-                        await self._in_turn(self._disable(uuid, reason, by_hand=False, gone=gone, only=drive))
-                        self.counts.disabled += 1
+                        await self._in_turn(self._disable(uuid, reason, failed=drive, gone=gone))
                     except LoaderError as error:
                         if logged.get(uuid) != str(error):
                             log.error("drive %s is failing, but is not disabled: %s", drive.root, error)
