@@ -407,8 +407,8 @@ class ClockOffset(NodeUnavailable):
 class OutcomeUnknown(NodeUnavailable):
     """A write or deletion may have taken effect, or not, or may still do so. No node that could tell answers.
 
-    Unless it is one of many, it has been retried for `retry_s`. It was not done twice. Read before you write again: the
-    object may be the one that you wrote, an older one, or one that someone else has put since.
+    It has been retried for `retry_s`. It was not done twice. Read before you write again: the object may be the one
+    that you wrote, an older one, or one that someone else has put since.
     """
 
     kind = "outcome-unknown"

@@ -129,8 +129,7 @@ class WriteTries:
 
     def failed(self, error: errors.LoaderError) -> None:
         """Note that the attempt failed with `error`."""
-        lost = isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout | errors.WriteTooLate)
-        if lost and self._all_sent and getattr(error, "reached", True) and self._doubtful_since_s is None:
+        if self._all_sent and leaves_doubt(error) and self._doubtful_since_s is None:
             self._doubtful_since_s = self._began_s
 
     def judged(self, error: errors.LoaderError) -> errors.LoaderError:
@@ -158,13 +157,22 @@ class WriteTries:
             self._depth -= 1
 
 
+def leaves_doubt(error: errors.LoaderError) -> bool:
+    """Return whether a write that was sent, and failed with `error`, may have taken effect."""
+    lost = isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout | errors.WriteTooLate)
+    return lost and getattr(error, "reached", True)
+
+
+def may_pass(error: errors.LoaderError | None) -> bool:
+    """Return whether one of many writes that failed with `error` may succeed if it is sent again."""
+    lost = isinstance(error, errors.NodeUnavailable) and error.retryable
+    return lost or isinstance(error, errors.Overloaded | errors.WriteTooLate)
+
+
 def of_a_repeat(error: errors.LoaderError) -> errors.LoaderError:
     """Return the error that a caller gets for a write with attempts in doubt, the last of which failed with `error`."""
-    return error if isinstance(error, _OF_ALL_TRIES) else unknown(error)
-
-
-def unknown(error: errors.LoaderError) -> errors.OutcomeUnknown:
-    """Return the error for a write that was sent and may have taken effect."""
+    if isinstance(error, _OF_ALL_TRIES):
+        return error
     return errors.OutcomeUnknown(
         f"{error}; it may have been done, or may yet be: read what there is before you repeat it"
     )

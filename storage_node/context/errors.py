@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ais_loader import errors
-from ais_loader.errors import LoaderError, NodeUnavailable, OutcomeUnknown, Overloaded, SilenceTimeout, StaleMap
+from ais_loader.errors import LoaderError, NodeUnavailable, Overloaded, SilenceTimeout, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
@@ -17,11 +17,6 @@ class LeftBehind(TooFewCopies):
 
 class Unfinished(TooFewCopies):
     """Fewer nodes than `min_copies` have committed a write; some of them may have."""
-
-
-def of_one_of_many(error: LoaderError) -> LoaderError:
-    """Convert an error for one object among many, which the client does not retry as it does a single write."""
-    return OutcomeUnknown(str(error)) if isinstance(error, Unfinished) else error
 
 
 class NotAMember(StaleMap):

@@ -16,7 +16,6 @@ from contextlib import aclosing
 from ais_loader.errors import LoaderError, ObjectNotFound, OutcomeUnknown
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
-from storage_node.context.errors import of_one_of_many
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.name_locks import NameLocks
 from storage_node.limits.tasks import results_of
@@ -83,7 +82,7 @@ class BucketWrites:
             stored = await self._host.put_group([objects[at] for at in left]) if left else []
         for at, result in zip(left, stored, strict=True):
             if isinstance(result, LoaderError) and at in through:
-                result = _copy_failed(objects[at], of_one_of_many(result))
+                result = _copy_failed(objects[at], result)
             results[at] = result
         return [results[at] for at in range(len(objects))]
 

@@ -14,7 +14,6 @@ from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.context.errors import of_one_of_many
 from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count
@@ -131,8 +130,7 @@ class ObjectWrites:
         for at in range(len(request.object)):
             result = refused.get(at) or next(stored)
             if isinstance(result, LoaderError):
-                error = of_one_of_many(result)
-                response.result.add(error=pb.Error(kind=error.kind, message=str(error)))
+                response.result.add(error=pb.Error(kind=result.kind, message=str(result)))
             else:
                 response.result.add(info=result)
         return response

@@ -400,7 +400,7 @@ class Store(Closing):
             found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
             missing = False
         else:
-            result = self._changes.delete(bucket_uuid, name, condition)
+            [result] = self._changes.delete_many(bucket_uuid, [name], condition)
             if isinstance(result, LoaderError):
                 raise result
             missing = not result

@@ -332,13 +332,6 @@ class WriteRouter:
 
     # -- taking away; all raise what those of `Drive` raise
 
-    def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool | OutcomeUnknown:
-        """Remove an object without a tombstone. Returns whether there was one. See `Transactions.delete`."""
-        result = self._delete(bucket_uuid, name, condition)
-        if result is True:
-            self.tell(bucket_uuid, name, None)
-        return result
-
     def _delete(
         self, bucket_uuid: bytes, name: str, condition: Condition | None, *, copies_only: bool = False
     ) -> bool | OutcomeUnknown:
@@ -372,8 +365,8 @@ class WriteRouter:
         *,
         copies_only: bool = False,
     ) -> list[bool | LoaderError]:
-        """Delete many objects, those of one drive in one commit. Results are in order; each name fails with its own
-        drive. `copies_only`: see `Transactions.delete`."""
+        """Remove objects without tombstones, those of one drive in one commit. Returns whether there were any, in
+        order; each name fails with its own drive. See `Transactions.delete`."""
         results = self._grouped(
             bucket_uuid,
             names,

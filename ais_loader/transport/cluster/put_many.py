@@ -24,7 +24,7 @@ from ais_loader.transport.grpc.put import (
     small_object,
     spec_of,
 )
-from ais_loader.transport.retry import RetryBudget, of_a_repeat, unknown
+from ais_loader.transport.retry import RetryBudget, may_pass, of_a_repeat
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -183,16 +183,21 @@ class PutMany:
         try:
             for result in step():
                 place, small = node.sent.popleft()
-                outdated = isinstance(result, errors.BucketNotFound) and self.has_bucket(small.bucket)
-                is_full = isinstance(result, errors.DriveFull) and not everybody_is_full
-                elsewhere = outdated or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate)
-                if elsewhere and self.has_others:
-                    # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, or
-                    # on one that checks for earlier attempts again.
-                    alone = self._alone(node, place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
+                if not isinstance(result, errors.LoaderError):
+                    self._results[place] = result
+                    continue
+                spec = spec_of(small, node.sender.doubtful_since_s)
+                refusal = spec.tries.judged(result)
+                outdated = isinstance(refusal, errors.BucketNotFound) and self.has_bucket(small.bucket)
+                is_full = isinstance(refusal, errors.DriveFull) and not everybody_is_full
+                elsewhere = self.has_others and (outdated or is_full or isinstance(refusal, errors.StaleMap))
+                if elsewhere or may_pass(refusal):
+                    # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, on
+                    # one that checks for earlier attempts again, or once enough owners answer.
+                    alone = self._alone(node, place, spec, Source(small.data))
                     everybody_is_full = is_full and isinstance(alone, errors.DriveFull)
                 else:
-                    self._results[place] = result
+                    self._results[place] = of_a_repeat(refusal) if spec.tries.in_doubt else refusal
         except errors.Closed:
             raise
         except errors.LoaderError as error:
@@ -213,7 +218,7 @@ class PutMany:
             place, small = node.sent.popleft()
             if failure is not None:
                 left = errors.NodeUnavailable(str(failure))
-                self._results[place] = left if doubtful_since_s is None else unknown(left)
+                self._results[place] = left if doubtful_since_s is None else of_a_repeat(left)
                 continue
             result = self._alone(node, place, spec_of(small, doubtful_since_s), Source(small.data))
             if isinstance(result, errors.LoaderError) and node.patience.is_over:

@@ -33,7 +33,7 @@ from ais_loader.transport.cluster.routing import assemblers
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.listings import BucketListings, Item, MembersPage
-from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
+from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries, may_pass, of_a_repeat
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
 from ais_loader.values.batch import Batch
 from ais_loader.values.denials import Denials, merged_denials
@@ -303,7 +303,7 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         """Delete names through any node that answers: it makes the owners of all names write tombstones.
 
-        Names for which that node has no room for a version, and has changed nothing, go through another node.
+        Names for which that node has no room for a version, and those that too few owners have deleted, are sent again.
 
         Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
@@ -312,48 +312,51 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         def delete(node: NodeCalls, names: Sequence[str]) -> list[errors.LoaderError | None]:
             return node.delete_names(bucket, names, tries)
 
-        return self._names_left(bucket, names, delete, tries, lambda error: isinstance(error, errors.DriveFull))
+        return self._for_each(bucket, names, delete, tries)
 
-    def _names_left(
+    def _for_each(
         self,
         bucket: str,
         names: Sequence[str],
         call: Callable[[NodeCalls, Sequence[str]], list[errors.LoaderError | None]],
         tries: WriteTries,
-        is_left: Callable[[errors.LoaderError | None], bool],
     ) -> list[errors.LoaderError | None]:
-        """Make a call with names through any node that answers, and again with those that are left: whose error is."""
+        """Make a call with names through any node that answers, and again with those whose error may pass."""
         results: list[errors.LoaderError | None] = [None] * len(names)
         left = list(range(len(names)))
+
+        def is_left(at: int) -> bool:
+            return may_pass(results[at]) or isinstance(results[at], errors.DriveFull)
 
         def call_with_left(node: NodeCalls) -> None:
             for at, result in zip(left, call(node, [names[at] for at in left]), strict=True):
                 results[at] = result
-            left[:] = [at for at in left if is_left(results[at])]
-            for at in left:
-                raise results[at]  # type: ignore[misc]
+            left[:] = [at for at in left if is_left(at)]
+            for why in sorted((results[at] for at in left), key=lambda why: isinstance(why, errors.DriveFull)):
+                raise why  # type: ignore[misc]
 
         try:
             with tries.raise_if_unknown():
                 self._any(self._checked(bucket, call_with_left))
         except errors.LoaderError as error:
-            if isinstance(error, errors.Closed) or not any(is_left(results[at]) for at in left):
+            if isinstance(error, errors.Closed) or not any(map(is_left, left)):
                 raise  # no node has answered yet
             for at in left:
-                results[at] = error
+                if (why := results[at]) is not None and tries.in_doubt:
+                    results[at] = of_a_repeat(why)
         return results
 
     def deny(
         self, bucket: str, names: Sequence[str], contents: Sequence[str], reason: str, *, allow: bool
     ) -> list[errors.LoaderError | None]:
-        """Deny or allow through any node that answers. Names whose owners have changed meanwhile are tried again."""
+        """Deny or allow through any node that answers."""
 
         def deny(node: NodeCalls, names: Sequence[str]) -> list[errors.LoaderError | None]:
             return node.deny(
                 contents_pb.DenyRequest(bucket=bucket, name=names, content=contents, reason=reason, allow=allow)
             )
 
-        done = self._names_left(bucket, names, deny, WriteTries(), lambda error: error is not None and error.retryable)
+        done = self._for_each(bucket, names, deny, WriteTries())
         self.members.refresh(force=True)
         return done
 

@@ -341,9 +341,13 @@ class NodeCalls:
             )
             answer = conn.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
             results: list[errors.LoaderError | None] = [None] * len(names)
+            is_repeat = tries.in_doubt
             for failure in answer.failure:
                 error = errors.from_node(failure.error.kind, failure.error.message)
-                results[failure.position] = of_a_repeat(error) if tries.in_doubt else error
+                if is_repeat and not (error := tries.judged(error)).retryable:
+                    error = of_a_repeat(error)
+                results[failure.position] = error
+                tries.failed(error)
             return results
 
         return self._call(send, tries=tries)

@@ -18,7 +18,7 @@ from ais_loader import errors
 from ais_loader.transport.base import PutSpec, object_info, require_bucket, require_metadata, require_text
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog
-from ais_loader.transport.retry import RetryBudget, WriteTries, of_a_repeat
+from ais_loader.transport.retry import RetryBudget, WriteTries, leaves_doubt
 from ais_loader.transport.session.call_lane import PUT, CallLane
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Source
@@ -238,7 +238,7 @@ class PutGroupStream:
         self._outgoing: queue.SimpleQueue[_SentGroup | None] = queue.SimpleQueue()
         self._answers: PutAnswers | None = None
         self.doubtful_since_s: float | None = None
-        """For the objects whose results come now: start of the first attempt that may have stored them, if any."""
+        """For the object whose result comes now: start of the first attempt that may have stored it, if any."""
 
     def send(self, group: Group) -> Iterator[Result]:
         """Send a group. Yields the results that have arrived meanwhile."""
@@ -305,14 +305,15 @@ class PutGroupStream:
             return
         self._patience.progress()
         sent = self._unacknowledged.popleft()
-        group, self.doubtful_since_s = sent.objects, sent.doubtful_since_s
+        group = sent.objects
         if len(answer.result) != len(group):
             raise errors.LoaderError(f"the node acknowledged {len(answer.result)} of {len(group)} objects")
         for result in answer.result:
+            self.doubtful_since_s = sent.doubtful_since_s
             if result.WhichOneof("result") == "error":
                 refusal = errors.from_node(result.error.kind, result.error.message)
-                # An object that is redirected to another node is tried again there.
-                is_over = sent.doubtful_since_s is not None and not isinstance(refusal, errors.StaleMap)
-                yield of_a_repeat(refusal) if is_over else refusal
+                if self.doubtful_since_s is None and leaves_doubt(refusal):
+                    self.doubtful_since_s = sent.began_s
+                yield refusal
             else:
                 yield object_info(result.info)

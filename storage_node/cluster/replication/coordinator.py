@@ -30,7 +30,7 @@ from storage_node.cluster.replication.replica import HeldWrite, to_wire, write_t
 from storage_node.cluster.replication.replicas import LocalReplicaStream, Replicas, StagedReplicas, close_all, outcome
 from storage_node.cluster.replication.write_plan import PendingWrite, ReplicaSet, Result, by_replica_set
 from storage_node.context.channels import STEP_TIMEOUT_S
-from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
+from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, refused
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_version
@@ -238,10 +238,8 @@ class WriteCoordinator:
         async def gone(objects: Sequence[pb.SmallObject]) -> list[Result]:
             return [BucketNotFound(f"bucket {small.bucket!r} has been deleted meanwhile") for small in objects]
 
-        return [
-            of_one_of_many(result) if isinstance(result, LoaderError) else stored_of(result)
-            for result in await self.put_many(objects, gone)
-        ]
+        results = await self.put_many(objects, gone)
+        return [result if isinstance(result, LoaderError) else stored_of(result) for result in results]
 
     async def _put_group(self, objects: Sequence[tuple[pb.SmallObject, ReplicaSet]]) -> list[Result]:
         """Store small objects with one message to each node. Returns one result per object, in order."""
@@ -297,7 +295,7 @@ class WriteCoordinator:
         A repeated name finds no object the second time.
         """
         results = await self._delete(replica_set, names, condition, raw_metadata)
-        return [of_one_of_many(result) if isinstance(result, LoaderError) else None for result in results]
+        return [result if isinstance(result, LoaderError) else None for result in results]
 
     async def deny(
         self, replica_set: ReplicaSet, names: Sequence[str], raw_metadata: bytes
@@ -324,7 +322,7 @@ class WriteCoordinator:
                 for node in range(len(view.nodes))
             )
             await asyncio.gather(*asked)  # a node that does not answer compares what it has when it is back
-        return [of_one_of_many(result) if isinstance(result, LoaderError) else None for result in results]
+        return [result if isinstance(result, LoaderError) else None for result in results]
 
     async def _delete(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None, raw_metadata: bytes
