@@ -8,15 +8,11 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
 class TooFewCopies(NodeUnavailable):
-    """Fewer nodes than the bucket's `min_copies` could take a write; it may be retried."""
+    """Fewer nodes than the bucket's `min_copies` could take a write, or have committed it; it may be retried."""
 
 
 class LeftBehind(TooFewCopies):
     """This node acted by an old map; nothing was changed."""
-
-
-class Unfinished(TooFewCopies):
-    """Fewer nodes than `min_copies` have committed a write; some of them may have."""
 
 
 class NotAMember(StaleMap):

@@ -11,7 +11,7 @@ import grpc
 from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.map.confirmation import NotConfirmed
-from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
+from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies
 from storage_node.security.rights.granted import GRANTED
 from storage_node.security.rights.tokens import TokenRefused
 from storage_node.store.buckets import ReplicaStale
@@ -52,7 +52,6 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
     LeftBehind: grpc.StatusCode.UNAVAILABLE,
-    Unfinished: grpc.StatusCode.UNAVAILABLE,
     errors.ClockOffset: grpc.StatusCode.UNAVAILABLE,
     errors.SilenceTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -409,3 +409,26 @@ def test_a_drive_that_is_opened_again_is_not_disabled_for_failures_of_before(tmp
 
         asyncio.run_coroutine_threadsafe(turn(), node._loop).result(TIMEOUT_S)
         assert cluster.states(0) == ["ACTIVE", "ACTIVE"]
+
+
+@pytest.mark.slow
+def test_a_drive_that_is_disabled_by_hand_while_giving_it_up_waits_for_its_turn_is_kept(tmp_path: Path) -> None:
+    with drive_cluster(tmp_path, buckets={TWO: 2}, drive_grace_s=3600.0) as cluster:
+        drives, uuid = cluster.nodes[2].drives, cluster.drive_uuid(2, 1)
+        drive = cluster.store(2).drives[1]
+        assert drive is not None and drives is not None
+        drive.faults.sync_failed = "for this test"
+        drives._due.set()
+        eventually(lambda: cluster.states(2) == ["ACTIVE", "DISABLED"], TIMEOUT_S)
+
+        async def turn() -> None:
+            async with drives._changing:
+                drives._away[uuid].since_s -= 3600.0
+                while not drives._changes:
+                    drives._due.set()
+                    await asyncio.sleep(0.01)
+                await drives.disable(uuid)
+            await asyncio.gather(*drives._changes)
+
+        asyncio.run_coroutine_threadsafe(turn(), cluster.nodes[2]._loop).result(TIMEOUT_S)
+        assert cluster.states(2) == ["ACTIVE", "DISABLED"]

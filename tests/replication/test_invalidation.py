@@ -123,6 +123,30 @@ def test_a_node_that_refuses_the_call_was_not_told(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+def test_a_node_is_noted_as_told_of_all_after_a_failure_that_nobody_has_foreseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[bytes] = []
+    note = ReadLeases.note_caught_up
+
+    async def fails_once(leases: ReadLeases, node_uuid: bytes) -> None:
+        noted.append(node_uuid)
+        if len(noted) == 1:
+            raise RuntimeError("a fault that nobody has foreseen")
+        await note(leases, node_uuid)
+
+    with quick(tmp_path) as cluster, Writer(cluster.nodes[0].url) as writer:
+        name = name_with(cluster, lambda owners: owners == [0, 1])
+        writer.put(name, OLD)
+        monkeypatch.setattr(ReadLeases, "note_caught_up", fails_once)
+        cluster.links[1].stall()
+        writer.put(name, NEW)
+        cluster.links[1].flow()
+        eventually(lambda: len(noted) > 1)
+        eventually(lambda: has_new(cluster, 1, name))
+
+
+@pytest.mark.slow
 def test_a_write_that_a_node_misses_while_it_is_noted_that_it_was_told_of_all_is_told_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,8 +73,16 @@ class Peers:
 
 
 @contextmanager
-def renewing(*silent: str) -> Iterator[tuple[Peers, list[str]]]:
-    """Peers of a node that always holds its lease, some of them silent at first, and their endpoints."""
+def renewing(*silent: str, fails: int = 0) -> Iterator[tuple[Peers, list[str]]]:
+    """Peers of a node that always holds its lease, some of them silent at first, and their endpoints. The first `fails`
+    looks for what to ask for fail."""
+    failures = [RuntimeError("a fault that nobody has foreseen")] * fails
+
+    def look() -> WantedLease:
+        if failures:
+            raise failures.pop()
+        return wanted
+
     peers, map_ = Peers(), pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
     for number in range(NODES):
         map_.node.add(uuid=bytes([number] * 16), host=f"h{number}", peer_endpoint=f"n{number}:1", weight=1.0)
@@ -82,7 +90,7 @@ def renewing(*silent: str) -> Iterator[tuple[Peers, list[str]]]:
     view = ClusterView(map_)
     wanted = WantedLease(view, view.nodes[0].uuid, LEASE_S)
     until_s = lambda: clock_s() + LEASE_S  # noqa: E731 - so that no pause of this machine matters
-    renewal = LeaseRenewal(peers, lambda: wanted, until_s, lambda *_: None)  # type: ignore[arg-type]
+    renewal = LeaseRenewal(peers, look, until_s, lambda *_: None)  # type: ignore[arg-type]
     renewal.start()
     try:
         yield peers, [node.peer_endpoint for node in view.nodes[1:]]
@@ -108,3 +116,8 @@ def test_as_soon_as_one_does_not_answer_all_are_asked_until_it_does() -> None:
         peers.silent.clear()
         at = len(peers.asked)
         eventually(lambda: "in turn" in {how for how, _ in peers.asked[at:]})
+
+
+def test_after_a_failure_that_nobody_has_foreseen_leases_are_renewed_again() -> None:
+    with renewing(fails=2) as (peers, _):
+        eventually(lambda: len(peers.asked) >= 4)

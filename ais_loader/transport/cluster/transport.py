@@ -308,11 +308,7 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
         tries = WriteTries()
-
-        def delete(node: NodeCalls, names: Sequence[str]) -> list[errors.LoaderError | None]:
-            return node.delete_names(bucket, names, tries)
-
-        return self._for_each(bucket, names, delete, tries)
+        return self._for_each(bucket, names, lambda node, left: node.delete_names(bucket, left, tries), tries)
 
     def _for_each(
         self,

@@ -437,11 +437,18 @@ class DriveManager:
         try:
             away.kept_because = await self._why_kept(away)
             if not away.kept_because:
-                await self._in_turn(self._give_up(uuid))
+                await self._in_turn(self._give_up_unneeded(uuid, away))
         except LoaderError as error:
             away.kept_because = str(error)
         if away.kept_because and away.kept_because != before:
             log.warning("drive %s is not given up: %s", self._name(uuid), away.kept_because)
+
+    async def _give_up_unneeded(self, uuid: str, away: _Away) -> None:
+        """Give up a drive unless the changes that this one has waited for are a reason to keep it."""
+        if not away.by_hand and self._away.get(uuid) is away:
+            away.kept_because = await self._why_kept(away)
+            if not away.kept_because:
+                await self._give_up(uuid)
 
     async def _why_kept(self, away: _Away) -> str:
         view, node_uuid = self._membership.view, self._membership.node_uuid

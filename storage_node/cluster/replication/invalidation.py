@@ -20,6 +20,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -29,6 +30,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
+from storage_node.limits.tasks import keep_going
 from storage_node.store.format import Version
 from storage_node.store.replica_state import clock_s
 
@@ -172,8 +174,9 @@ class InvalidationOutbox:
             line = self._lines[endpoint] = _NodeQueue()
             line.since_s = time.monotonic()
         line.keep(bucket, versions)
-        if line.task is None:
-            line.task = asyncio.create_task(self._deliver(endpoint, line), name=f"invalidations for {endpoint}")
+        if line.task is None or line.task.done():
+            name = f"telling {endpoint} of writes"
+            line.task = asyncio.create_task(keep_going(name, partial(self._deliver, endpoint, line)), name=name)
         return line
 
     @staticmethod
@@ -285,7 +288,6 @@ class InvalidationOutbox:
             line.kept.clear()  # of a node that the map has no longer
             del self._lines[endpoint]
         finally:
-            line.task = None
             line.changed.set()
             line.changed = asyncio.Event()
 

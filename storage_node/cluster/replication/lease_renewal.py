@@ -93,14 +93,15 @@ class LeaseRenewal:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        try:
-            self._renew()
-        except Exception:
-            # Without this thread the node holds no lease and serves no replicated objects.
-            log.exception("read leases are not renewed any more")
-        finally:
-            for channel in self._channels.values():
-                channel.close()
+        while not self._stopping:
+            try:
+                self._renew()
+            except Exception:
+                # Without this thread the node holds no lease and serves no replicated objects.
+                log.exception("renewing read leases failed and is restarted")
+                self._woken.wait(0.5)
+        for channel in self._channels.values():
+            channel.close()
 
     def _renew(self) -> None:
         lapsed_s: float | None = None

@@ -38,7 +38,7 @@ from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, info_of
-from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, Unfinished
+from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies
 from storage_node.store.drive.denied_names import denied_error
 from storage_node.store.drive.preconditions import (
     UNCERTAINTY_NS,
@@ -195,7 +195,7 @@ class ReplicaSelection:
 
     def unfinished(self, count: int) -> LoaderError:
         """Return the error for a write that too few participants have confirmed."""
-        return Unfinished(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
+        return TooFewCopies(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
 
     def untold(self) -> LoaderError:
         """Return the error for a write that is not begun, because a readable node cannot be told of it."""

@@ -455,18 +455,17 @@ class WriteBack:
                 if bucket is None or states is None:
                     self._later(key, ASK_S)
                     continue
-                await self._take_state(bucket, key, one, states[at])
+                try:
+                    await self._take_state(bucket, key, one, states[at])
+                except Exception as error:  # noqa: BLE001 - otherwise nobody would ask again
+                    log.warning("%s/%s is not uploaded for now: %r", bucket.name, key[1], error)
+                    self._later(key, _RETRY.longest_s)
 
     async def _take_state(self, bucket: RemoteBucket, key: Key, one: _WaitingUpload, state: pb.UploadState) -> None:
         if state.kind == pb.UploadState.DONE:
-            settle = self._store.uploads.settle
-            try:
-                is_settled = await self._read(settle, *key, one.upload.version, state.metadata)
-                if is_settled or not await self._ended(key, one):
-                    self._again(key)
-            except LoaderError as error:
-                log.info("%s/%s: %s", bucket.name, key[1], error)
-                self._later(key, _RETRY.longest_s)
+            is_settled = await self._read(self._store.uploads.settle, *key, one.upload.version, state.metadata)
+            if is_settled or not await self._ended(key, one):
+                self._again(key)
         elif state.kind == pb.UploadState.CONFLICT:
             self._note_end(bucket, key, one, Step.CONFLICT, _conflict(bucket, key[1]))
         elif (
