@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, ClusterOptions, connect
+from ais_loader import Bucket, connect
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.replica_choice import NodeLoads
@@ -15,6 +15,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.gather.routing import ReplicaRouting
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
@@ -57,7 +58,7 @@ def test_an_object_that_moves_between_two_questions_is_found(
             and cluster.owners(name) == [2]
             and cluster.holders(name)[1] != 3
         ]
-        with connect(",".join(node.url for node in cluster.nodes[:3]), options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(",".join(node.url for node in cluster.nodes[:3]), options=PATIENT_CLIENT) as client:
             for name in names[:50]:  # a node may have moved the object itself before it is asked for
                 cluster.put_on(cluster.holders(name)[1], {name: name.encode()})
                 found = WAYS[way](client.bucket(BUCKET), name)

@@ -23,11 +23,10 @@ from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 
 TIMEOUT_S = 180.0
-PATIENT = ais_loader.ClusterOptions(retry_s=240.0)
-"""For a busy machine, on which a node takes its time to start."""
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
 
@@ -120,7 +119,7 @@ def test_a_reader_makes_no_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_node_is_started_again(shared: str) -> None:
-    with connect(shared, options=PATIENT) as client:
+    with connect(shared, options=PATIENT_CLIENT) as client:
         bucket, before = client.bucket("data"), pid_of(shared)
         bucket.put("kept", b"kept")
         with bucket.get_batch(list(OBJECTS) * 1000) as batch:
@@ -134,7 +133,7 @@ def test_a_killed_node_is_started_again(shared: str) -> None:
 
 @pytest.mark.slow
 def test_each_kind_of_call_starts_it_again(shared: str) -> None:
-    with connect(shared, options=PATIENT) as client:
+    with connect(shared, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("data")
         calls = (
             lambda: bucket.get("03") == OBJECTS["03"],

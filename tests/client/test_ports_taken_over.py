@@ -9,6 +9,7 @@ import pytest
 from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import seeded_bytes
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.patience import PATIENT_CLIENT
 
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
@@ -25,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    with connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.nodes[1].url, options=PATIENT_CLIENT) as client:
         yield client
 
 

@@ -21,6 +21,7 @@ import pytest
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.wire.node_folder import NodeFolder
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 from tests.tar_kit import packed_tar
 
@@ -74,7 +75,7 @@ def drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def client(drive: Path) -> Iterator[Client]:
-    with connect(f"node://{drive}", options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(f"node://{drive}", options=PATIENT_CLIENT) as client:
         client.create_bucket("b").put_many(OBJECTS.items())
         yield client
 

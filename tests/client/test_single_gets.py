@@ -16,6 +16,7 @@ from ais_loader.transport.session import raw_stream as direct
 from storage_node.server import NodeServer
 from tests.faulty_link import FaultyLink
 from tests.node.node_kit import bucket_of, serving
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 
 OBJECTS = SeededObjects(
@@ -76,7 +77,7 @@ def test_many_threads_get_their_own_answers(client: Client) -> None:
 
 @pytest.mark.slow
 def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, kind: str) -> None:
-    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with FaultyLink(filled.url) as link, connect(link.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("data")
         assert bucket.get("small") == OBJECTS["small"]
         link.stall()
@@ -89,7 +90,7 @@ def test_a_silent_node_is_a_timeout_and_the_next_get_works(filled: NodeServer, k
 @pytest.mark.slow
 @table("after_bytes", [1, 500, 5_000, 1 << 20, 6 << 20])
 def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeServer, kind: str, after_bytes: int) -> None:
-    with FaultyLink(filled.url) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with FaultyLink(filled.url) as link, connect(link.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("data")
         assert bucket.get("small") == OBJECTS["small"]
         link.cut_after(after_bytes)
@@ -100,7 +101,7 @@ def test_a_connection_cut_in_the_answer_is_made_good(filled: NodeServer, kind: s
 def test_closing_the_client_ends_a_get_that_waits(filled: NodeServer, kind: str) -> None:
     with (
         FaultyLink(filled.url) as link,
-        connect(link.url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(link.url, options=PATIENT_CLIENT) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         bucket = client.bucket("data")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
@@ -18,6 +18,7 @@ from storage_node.cluster.map.mutations import create_bucket, create_cluster
 from storage_node.ops.ask_nodes import ask_node
 from tests.faulty_link import FaultyLink
 from tests.node.node_kit import kept_port
+from tests.patience import PATIENT_CLIENT
 from tests.peer_kit import PROCESS_OPERATOR
 
 HOST = "127.0.0.1"
@@ -71,7 +72,7 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
     endpoints = [one.outer for one in nodes]
     change_map(endpoints, create_cluster([one.member for one in nodes]), caller=PROCESS_OPERATOR)
     change_map(endpoints, create_bucket("b", copies=2), caller=PROCESS_OPERATOR)
-    with connect(f"grpc://{','.join(endpoints)}", options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(f"grpc://{','.join(endpoints)}", options=PATIENT_CLIENT) as client:
         bucket = client.bucket("b")
         bucket.put_many((name, name.encode() * 100) for name in NAMES)
         nodes[1].node.kill()
@@ -83,7 +84,7 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
     # Nobody has put the inner address into the map, and the copies are equal on all nodes.
     answer = ask_node(endpoints[0])
     assert answer.map is not None and [node.endpoint for node in answer.map.node] == endpoints
-    with connect(f"grpc://{nodes[1].outer}", options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(f"grpc://{nodes[1].outer}", options=PATIENT_CLIENT) as client:
         assert client.bucket("b").get_batch(NAMES).tobytes() == wanted
 
 

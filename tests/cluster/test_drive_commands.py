@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually
 from storage_node.ops.status import cluster_status
 from storage_node.store.drive import identity as identities
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 
 OBJECTS = {f"k{at}": b"%d " % at * 50 for at in range(60)}
@@ -58,7 +59,7 @@ def listed(cluster: DriveCluster, number: int) -> dict[str, str]:
 
 
 def readable(cluster: DriveCluster) -> None:
-    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         assert client.bucket("b").get_batch(list(OBJECTS)).tobytes() == list(OBJECTS.values())
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing.stores import throwaway_folder
 from ais_loader.testing.waiting import eventually
@@ -28,6 +28,7 @@ from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
 from storage_node.ops import node_file, peer_secret, ray_head
 from tests.cluster.operator_kit import COMMAND_TIMEOUT_S, REPOSITORY, Operator, operating
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # a Ray costs 12 s of a processor to start
 OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number in range(60)}
@@ -61,7 +62,7 @@ def contents(url: str) -> dict[str, bytes]:
     """Of all objects. A node that came back compares its copies with the others' before it serves them."""
 
     def read() -> dict[str, bytes] | None:
-        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(url, options=PATIENT_CLIENT) as client:
             try:
                 return {name: client.bucket("speech").get(name) for name in OBJECTS}
             except NodeUnavailable:

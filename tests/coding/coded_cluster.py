@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ais_loader import Client, ClusterOptions, connect
+from ais_loader import Client, connect
 from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
@@ -22,6 +22,7 @@ from storage_node.settings.config import ServerConfig
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.store import Store
+from tests.patience import PATIENT_CLIENT
 
 BUCKET = "b"
 TIMEOUT_S = 180.0
@@ -167,7 +168,7 @@ def coded_cluster(
         ]
         change_map([one.endpoint for one in members], create_cluster(members), timeout_s=TIMEOUT_S)
         eventually(lambda: all(node.membership.view is not None for node in servers))
-        client = held.enter_context(connect(servers[0].url, options=ClusterOptions(retry_s=240.0)))
+        client = held.enter_context(connect(servers[0].url, options=PATIENT_CLIENT))
         if redundancy is not None:
             client.create_bucket(BUCKET, redundancy=redundancy)
         yield CodedCluster(servers, client)

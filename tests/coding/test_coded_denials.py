@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import ClusterOptions, Entry, Status, connect, errors
+from ais_loader import Entry, Status, connect, errors
 from ais_loader.errors import LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
@@ -31,10 +31,10 @@ from storage_node.store.format import CatalogEntry
 from tests.coding.coded_kit import CodedCluster, SettableClock
 from tests.faults.fault_kit import take_snapshot
 from tests.node.cluster_kit import BUCKET
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 
-PATIENT = ClusterOptions(retry_s=240.0)
 DRAW = random.Random(7)
 OBJECTS = {f"s/{number:02}": DRAW.randbytes(40_000) for number in range(20)}
 
@@ -52,7 +52,7 @@ def test_the_bytes_of_denied_objects_leave_their_group_and_the_others_stay(
     monkeypatch.setattr(fragments, "WINDOW_BYTES", 4096)  # objects end in one window, and others begin in the next
     with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
         [manifest] = cluster.put_coded(OBJECTS)
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             bucket, denied = client.bucket(BUCKET), ["s/03", "s/11"]
             if snapshot:
                 take_snapshot(bucket, "kept")
@@ -99,7 +99,7 @@ def test_lost_fragments_are_written_again_while_denied_bytes_cannot_leave(
     monkeypatch.setattr(Keeper, "_wipe", wipe)
     with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
         [manifest] = cluster.put_coded(OBJECTS)
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             client.bucket(BUCKET).deny(["s/03"], reason="order")
         eventually(lambda: bool(tried))
         lost = manifest.fragments[1]
@@ -135,7 +135,7 @@ def test_denied_bytes_that_cannot_leave_are_told_and_tried_again_after_a_while(
     monkeypatch.setattr(Keeper, "_wipe", failing)
     with CodedCluster(tmp_path, coding_grace_s=grace_s, repair_interval_s=0.5) as cluster:
         cluster.put_coded(OBJECTS)
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             client.bucket(BUCKET).deny(["s/03"], reason="order")
             clock.passed_s += grace_s / 8
             eventually(lambda: bool(tried))
@@ -164,7 +164,7 @@ def test_denied_bytes_leave_a_group_with_fewer_hosts_than_fragments(
         cluster.map.node[5].host = cluster.map.node[0].host
         cluster.learn()
         cluster.await_compared()
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             bucket, denied = client.bucket(BUCKET), ["s/03", "s/11"]
             bucket.deny(denied, reason="order")
             eventually(lambda: bucket.denied().is_purged)
@@ -188,7 +188,7 @@ def test_a_reader_that_is_under_way_gets_no_zeros_for_bytes_that_have_left(
     read, denying = GroupReader.read, list[str]()
     with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
         cluster.put_coded({name: (LARGE | BESIDE)[name] for name in sorted(LARGE | BESIDE)})
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket(BUCKET)
 
             def deny(name: str) -> None:
@@ -235,7 +235,7 @@ def test_a_reader_that_knows_an_old_manifest_gets_the_old_bytes_or_none(tmp_path
             assert node.membership.view is not None
             return await reader.read(node.membership.view.buckets[BUCKET], ranges)
 
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             bucket, denied = client.bucket(BUCKET), ["s/00", "s/01", "s/02", "s/04", "s/06", "s/03", "s/05"]
             for count, name in enumerate(denied, 1):
                 bucket.deny([name], reason="order")
@@ -269,7 +269,7 @@ def test_denials_of_fragments_are_forgotten_as_deletions_are_and_those_of_object
             found = [one for store in stores for one in store.replicas.newest(bucket, denied[bucket])]
             return [one for one in found if one is not None]
 
-        with connect(cluster.nodes[0].url, options=PATIENT) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket(BUCKET)
             bucket.deny(["s/03"], reason="order")
             eventually(lambda: bucket.denied().is_purged)

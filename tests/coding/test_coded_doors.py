@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ais_loader import Client, ClusterOptions, Entry, connect
+from ais_loader import Client, Entry, connect
 from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.testing import eventually, throwaway_folder
 from tests.cluster_processes import ClusterProcesses
@@ -24,6 +24,7 @@ from tests.gateway.aistore.conftest import Ais
 from tests.gateway.command_kit import s3_at
 from tests.gateway.conftest import ACCOUNT
 from tests.gateway.gateway_thread import GatewayThread
+from tests.patience import PATIENT_CLIENT
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow  # real processes, killed
@@ -40,7 +41,6 @@ FAR = {f"f{at}": DRAW.randbytes(5000) for at in range(80)}
 REPLACED = ["s/000", "s/001", "large"]
 """They have other bytes now than in the snapshot."""
 NOW = OBJECTS | {name: b"new " + name.encode() for name in REPLACED}
-PATIENT = ClusterOptions(retry_s=240.0)
 
 
 class Served(NamedTuple):
@@ -66,7 +66,7 @@ def whole() -> Iterator[Served]:
         words = {"coding_delay_s": 0.0, "etl_code": "true", "repair_interval_s": 1.0, "remote_file_roots": far}
         arguments = [word for key, value in words.items() for word in ("--set", f"{key}={value}")]
         cluster = held.enter_context(ClusterProcesses(folder, NODES, arguments=arguments))
-        client = held.enter_context(connect(cluster.url, options=PATIENT))
+        client = held.enter_context(connect(cluster.url, options=PATIENT_CLIENT))
         bucket = client.create_bucket(BUCKET, redundancy="rs:4+2")
         clients = Clients(cluster.url, [ACCOUNT])
         held.callback(clients.close)
@@ -118,7 +118,7 @@ def ranges() -> list[tuple[str, int, int]]:
 def a_batch(served: Served, url: str = "", **options: Any) -> None:
     names = [*shuffled(), "none", *shuffled(20, seed=3)]
     with ExitStack() as held:
-        client = held.enter_context(connect(url, options=PATIENT)) if url else served.client
+        client = held.enter_context(connect(url, options=PATIENT_CLIENT)) if url else served.client
         found = list(client.bucket(BUCKET).get_batch(names, on_error="placeholder", **options))
     if options.get("ordered", True):
         assert [item.index for item in found] == list(range(len(names)))
@@ -131,7 +131,7 @@ def a_batch(served: Served, url: str = "", **options: Any) -> None:
 
 def of_the_node(served: Served) -> None:
     a_batch(served, served.node_url)
-    with connect(served.node_url, options=PATIENT) as client:
+    with connect(served.node_url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(BUCKET)
         assert [bucket.get(name) for name in shuffled(20)] == [NOW[name] for name in shuffled(20)]
         assert bucket.get("parts", start=PART_BYTES - 5, length=10) == NOW["parts"][PART_BYTES - 5 : PART_BYTES + 5]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ais_loader import ClusterOptions, Entry, connect, errors
+from ais_loader import Entry, connect, errors
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
@@ -24,12 +24,12 @@ from storage_node.store.read import batch as batch_module
 from tests.coding.coded_kit import CodedCluster
 from tests.node.cluster_kit import BUCKET, Answer
 from tests.node.node_kit import PLENTY, RawSession
+from tests.patience import PATIENT_CLIENT
 from tests.store.store_kit import file_of, flip_a_byte
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
 
-PATIENT = ClusterOptions(retry_s=240.0)
 DRAW = random.Random(7)
 SMALL = {f"small/{at:03}": DRAW.randbytes(DRAW.randrange(1, 40_000)) for at in range(120)} | {"empty": b""}
 LARGE = {"large": DRAW.randbytes(9_000_001), "middle": DRAW.randbytes(1_500_000)}
@@ -72,7 +72,7 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 @pytest.fixture(scope="module")
 def client(coded: Made) -> Iterator[Client]:
-    with connect(coded.cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(coded.cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         yield client
 
 
@@ -129,7 +129,7 @@ def test_entries_that_one_node_cannot_read_are_read_by_another(own: Made, monkey
         return [errors.NodeUnavailable("no way")] * len(found) if self in unable else found
 
     monkeypatch.setattr(group_reader.GroupReader, "read", failing)
-    with connect(own.cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(own.cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         for assembly in ("auto", "direct"):
             unable.clear()
             found = client.bucket(BUCKET).get_batch(NAMES, assembly=assembly)
@@ -374,7 +374,7 @@ def test_flipped_bits_in_two_fragments_of_each_group_reach_nobody(own: Made) -> 
                 flip_a_byte(path, at)
     assert_read(own.cluster.ask(NAMES), NAMES)
     ranges = [("large", 3_000_000, 500), ("small/003", 5, 10)]
-    with connect(own.cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(own.cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         found = client.get_batch(
             [Entry(BUCKET, name, start=at, length=size) for name, at, size in ranges], verify_ranges=True
         )
@@ -412,7 +412,7 @@ def test_a_snapshot_has_the_coded_versions_that_it_saw(own: Made) -> None:
     cluster.map.bucket[0].snapshot.add(name="s", cut=cut)
     cluster.learn()
     cluster.await_compared()
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket, pinned = client.bucket(BUCKET), client.bucket(f"{BUCKET}@s")
         bucket.put("large", b"new")
         newer = packed_tar({name: data[::-1] for name, data in MEMBERS.items()})

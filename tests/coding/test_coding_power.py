@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually
 from ais_loader.wire.redundancy import companion_name
 from tests.cluster_processes import ClusterProcesses
@@ -25,6 +25,7 @@ from tests.coding.test_coding_kills import progress
 from tests.every_value import every_value_once, product_of
 from tests.faults.fault_kit import Kind, read, serve_all
 from tests.faults.power_kit import EXTENTS, Extent, PowerCut, compile_shim, find_compiler
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ class PoweredNodes:
 
     def check(self, content: Mapping[str, bytes] = OBJECTS) -> None:
         serve_all(self.cluster)
-        with connect(self.cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(self.cluster.url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket(BUCKET)
             read(bucket, list(content), Kind("target", ordered=True), content=content)
             assert {info.name for info in bucket.objects()} == content.keys()
@@ -131,7 +132,7 @@ def powered(folder: Path, shim: Path) -> Iterator[PoweredNodes]:
         nodes = PoweredNodes(cluster, folder, shim)
         nodes.recode(DATA)
         serve_all(cluster)
-        with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.url, options=PATIENT_CLIENT) as client:
             assert client.bucket(BUCKET).put_many(OBJECTS.items()).stored == len(OBJECTS)
         yield nodes
 
@@ -180,7 +181,7 @@ def test_what_is_coded_again_survives_a_power_cut(tmp_path: Path, shim: Path, po
     with powered(tmp_path, shim) as nodes:
         nodes.run(delay_s=0.0)
         nodes.await_coded()
-        with connect(nodes.cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(nodes.cluster.url, options=PATIENT_CLIENT) as client:
             client.bucket(BUCKET).delete_many([name for name in OBJECTS if name not in left])
         nodes.run(delay_s=0.0, noting=True, points={0: point})
         nodes.fail_at(

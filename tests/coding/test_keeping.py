@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually
 from storage_node.cluster.coding import keeper
 from storage_node.cluster.coding.fragments import FragmentWriter
@@ -18,6 +18,7 @@ from storage_node.cluster.coding.group import Manifest
 from storage_node.store.names import CODED_PREFIX
 from tests.coding.coded_kit import CodedCluster, SettableClock
 from tests.node.cluster_kit import BUCKET
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def test_a_group_that_only_a_snapshot_sees_gets_its_lost_fragments_again(tmp_pat
         cluster.map.bucket[0].snapshot.add(name="s", cut=cut)
         cluster.learn()
         cluster.await_compared()
-        with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             client.bucket(BUCKET).put_many((name, b"new") for name in OBJECTS)
             looked_s = time.monotonic() + 4.0
             eventually(lambda: time.monotonic() > looked_s)  # its owners have been asked, and none has it
@@ -75,6 +76,6 @@ def test_fragments_that_take_longer_to_write_than_they_stay_unnamed_take_their_p
         assert len(hosts(manifest.fragments)) < 6
         eventually(lambda: len(hosts(named())) == 6)
         eventually(lambda: all(has(cluster, cluster.holder(name), name) for name in named()))
-        with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             found = client.bucket(BUCKET).get_batch(list(OBJECTS))
             assert [item.tobytes() for item in found] == list(OBJECTS.values())

@@ -10,12 +10,13 @@ from threading import Event, Thread
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import Bucket, Client, ClusterOptions, connect, errors
+from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated.ais_batch_pb2 import BatchRequest
 from tests.cluster_processes import ClusterProcesses
 from tests.node.cluster_kit import to_one_node
+from tests.patience import PATIENT_CLIENT
 
 SETTLED_S = 180.0
 
@@ -141,7 +142,7 @@ def test_in_a_cluster_the_number_of_copies_is_raised_and_lowered_beside_readers_
     objects = {f"old/{at:04}": seeded_bytes(2_000 + at, seed=at) for at in range(300)}
     written: dict[str, bytes] = {}
     gone = [f"gone/{at:03}" for at in range(30)]
-    with connect(shared_cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(shared_cluster.url, options=PATIENT_CLIENT) as client:
         bucket = client.create_bucket(bucket_name)
         bucket.put_many([*objects.items(), *((name, b"gone") for name in gone)])
         for copies in (3, 2, 1, 2):

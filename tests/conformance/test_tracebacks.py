@@ -15,6 +15,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.store.store_kit import flip_a_byte
 
 MOST_LINES = 20
@@ -105,7 +106,7 @@ def test_errors_of_failing_nodes_show_a_few_frames(in_cluster: bool, tmp_path: P
         else:
             nodes = [held.enter_context(NodeProcess(tmp_path / "drive", arguments=arguments))]
             url = nodes[0].url
-        patient = held.enter_context(connect(url, options=ClusterOptions(retry_s=240.0))).create_bucket("b")
+        patient = held.enter_context(connect(url, options=PATIENT_CLIENT)).create_bucket("b")
         for name in names:  # one by one, so that each is a file of its own
             patient.put(name, seeded_bytes(100_000, seed=1))
         bucket = held.enter_context(connect(url, options=ClusterOptions(retry_s=0))).bucket("b")

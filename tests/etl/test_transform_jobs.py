@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ais_loader import Bucket, Client, ClusterOptions, connect, errors
+from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli import etl as etl_commands
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.context.node import Node
@@ -25,6 +25,7 @@ from storage_node.store.store import Store
 from storage_node.store.write import Upload
 from tests.etl.jobs.job_kit import Upper
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.patience import PATIENT_CLIENT
 
 NAMES = {f"d/{at:03d}.txt": b"text %d" % at for at in range(200)}
 
@@ -61,7 +62,7 @@ def cluster(tmp_path: Path, counted: Counted) -> Iterator[LocalCluster]:
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
     url = "grpc://" + ",".join(node.endpoint for node in cluster.nodes)
-    with connect(url, options=ClusterOptions(retry_s=240.0)) as made:
+    with connect(url, options=PATIENT_CLIENT) as made:
         made.create_bucket("to", copies=2)
         made.bucket(BUCKET).put_many(NAMES.items())
         yield made

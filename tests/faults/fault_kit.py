@@ -14,12 +14,13 @@ from typing import Any
 
 import grpc
 
-from ais_loader import Bucket, ClusterOptions, Item, SnapshotInfo, connect, errors
+from ais_loader import Bucket, Item, SnapshotInfo, connect, errors
 from ais_loader.testing import NodeProcess, SeededObjects, eventually, rss_bytes, throwaway_folder
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_replica_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.peer_kit import PROCESS_OPERATOR
 
 MiB = 1 << 20
@@ -85,7 +86,7 @@ def read(
 
 
 def fill(url: str) -> None:
-    with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(url, options=PATIENT_CLIENT) as client:
         for name in BUCKETS:
             assert client.bucket(name).put_many(OBJECTS.items()).stored == len(OBJECTS)
 

@@ -25,6 +25,7 @@ from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
 from tests.faulty_link import FaultyLink
 from tests.node.node_kit import RawSession, batch_of
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # processes that are killed and started again
 
@@ -107,7 +108,7 @@ def made() -> Iterator[Cluster]:
                 node.endpoint = link.url.removeprefix("grpc://")
             made = Cluster(running, links)
             made.change()
-            with connect(made.url, options=ClusterOptions(retry_s=240.0)) as client:
+            with connect(made.url, options=PATIENT_CLIENT) as client:
                 for name in ("one", "two"):
                     client.bucket(name).put_many(OBJECTS.items())
             yield made

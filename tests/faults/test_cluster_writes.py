@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
@@ -24,6 +24,7 @@ from tests.cluster_processes import ClusterProcesses
 from tests.faults.crash_kit import content, state_of
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import CALL_TIMEOUT_S, Writer, held, put_messages
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -75,7 +76,7 @@ def test_a_bucket_is_deleted_though_the_node_that_a_client_asks_first_is_down(fo
     with ClusterProcesses(folder, 3, buckets={BUCKET: 2, "gone": 2}, arguments=PATIENT) as cluster:
         first = cluster.nodes[1].url
         while True:
-            with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+            with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
                 client.bucket(BUCKET).info()  # the map has come
                 transport = client._transport
                 assert isinstance(transport, RemoteTransport)
@@ -266,7 +267,7 @@ def test_a_node_that_dies_within_its_commit_has_the_old_or_the_new_object(folder
 def test_a_put_whose_coordinator_dies_between_the_commits_costs_no_error_and_counts_once(folder: Path) -> None:
     with (
         ClusterProcesses(folder, 2, buckets={BUCKET: 2}, arguments=PATIENT) as cluster,
-        connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         name = next(name for at in range(100) if owners(cluster, name := f"n{at}") == [0, 1])
         bucket, node = client.bucket(BUCKET), cluster.nodes[0]

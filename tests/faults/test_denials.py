@@ -27,6 +27,7 @@ from storage_node.store.fsck.fsck import check
 from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all, take_snapshot
+from tests.patience import PATIENT_CLIENT
 from tests.store.segment_kit import head_of
 from tests.store.snapshot_kit import reap
 from tests.store.store_kit import flip_a_byte
@@ -280,7 +281,7 @@ def all_drives(cluster: ClusterProcesses) -> list[Path]:
 
 
 def client_of(cluster: ClusterProcesses) -> Client:
-    return connect(cluster.url, options=ClusterOptions(retry_s=240.0))
+    return connect(cluster.url, options=PATIENT_CLIENT)
 
 
 @pytest.mark.slow

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from ais_loader import Client, ClusterOptions, connect
+from ais_loader import Client, connect
 from ais_loader.testing import SeededObjects, eventually
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 SOURCES = SeededObjects({f"{at:03d}": (DIRECT_BYTES + 1000 * at, at) for at in range(60)})
@@ -55,7 +56,7 @@ def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses,
             cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
             cluster.map.version += 1
             cluster.teach()
-            with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+            with connect(cluster.url, options=PATIENT_CLIENT) as client:
                 yield cluster, client
 
 

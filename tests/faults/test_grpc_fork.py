@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import NodeProcess, eventually, throwaway_folder
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # a process for each case, and more; datasets fork in the quick tests
 
@@ -49,7 +50,7 @@ NAMES = [f"{at:03d}" for at in range(200)]
 def content(name):
     return name.encode() * 20_000
 EXPECTED = [content(name) for name in NAMES]
-client = connect(sys.argv[1], options=ClusterOptions(retry_s=240.0))
+client = connect(sys.argv[1], options=PATIENT_CLIENT)
 bucket = client.bucket("b")
 def read_all(names=NAMES):
     return [bytes(item.data) for item in bucket.get_batch(names, timeout_s=180.0)]
@@ -74,7 +75,7 @@ def filled(request: pytest.FixtureRequest) -> Iterator[str]:
             url = held.enter_context(NodeProcess(folder / "drive")).url
         else:
             url = held.enter_context(ClusterProcesses(folder, 3)).url
-        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(url, options=PATIENT_CLIENT) as client:
             bucket = client.create_bucket("b")
             bucket.put_many((name, name.encode() * 20_000) for name in (f"{at:03d}" for at in range(200)))
         yield url
@@ -311,7 +312,7 @@ def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: st
                 far.delete("none")
             except errors.ObjectNotFound:
                 failures.append("not found")
-        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=PATIENT_CLIENT) as client:
             far = client.bucket("b")
             far.head("000")
             link.stall()

@@ -29,6 +29,7 @@ from ais_loader.testing import (
 )
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.patience import PATIENT_CLIENT
 from tests.store.small_drive import small_drive
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ GIGABYTE = [*OBJECTS] * 16
 @pytest.fixture(scope="module")
 def node() -> Iterator[NodeProcess]:
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             client.create_bucket("b").put_many(OBJECTS.items())
             client.bucket("b").get_batch(list(OBJECTS)).tobytes()  # what is allocated once is allocated now
         yield node
@@ -49,7 +50,7 @@ def node() -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def client(node: NodeProcess) -> Iterator[Client]:
-    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         yield client
 
 
@@ -151,7 +152,7 @@ def test_a_client_killed_in_the_middle_leaves_nothing_behind(node: NodeProcess, 
 def strict_node() -> Iterator[NodeServer]:
     config = ServerConfig(port=0, max_active_batches=2, reject_retry_after_ms=20)
     with throwaway_folder() as folder, NodeServer([folder / "drive"], config) as node:
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             client.create_bucket("b").put_many(OBJECTS.items())
         yield node
 
@@ -160,7 +161,7 @@ def test_rejected_clients_come_back_until_all_are_served(strict_node: NodeServer
     names = list(OBJECTS)
 
     def read(_: int) -> bool:
-        with connect(strict_node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(strict_node.url, options=PATIENT_CLIENT) as client:
             return client.bucket("b").get_batch(names).tobytes() == list(OBJECTS.values())
 
     with ThreadPoolExecutor(12) as pool:
@@ -334,7 +335,7 @@ def test_a_thousand_idle_sessions_and_32_busy_ones_share_a_node() -> None:
 
             def read(seed: int) -> bool:
                 order = random_order(seed)[:24]  # of all 32, with what they keep, less than 2 GiB
-                with connect(node.url, options=ClusterOptions(retry_s=240.0)) as busy:
+                with connect(node.url, options=PATIENT_CLIENT) as busy:
                     for _ in range(3):
                         found = busy.bucket("b").get_batch(order, timeout_s=180.0).tobytes()
                         if found != [OBJECTS[name] for name in order]:

@@ -17,6 +17,7 @@ import pytest
 from ais_loader import Bucket, Client, ClusterOptions, Item, ObjectInfo, connect, errors
 from ais_loader.testing import NodeProcess, SeededObjects, eventually, seeded_bytes, throwaway_folder
 from tests.faulty_link import FaultyLink
+from tests.patience import PATIENT_CLIENT
 
 MiB = 1 << 20
 SMALL = SeededObjects({f"s/{at:04d}": (60_000 + at, at) for at in range(400)})
@@ -31,7 +32,7 @@ def large() -> bytes:
 def node() -> Iterator[NodeProcess]:
     """Killed, frozen and restarted by every test here; each leaves it running."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             bucket = client.create_bucket("b")
             bucket.put_many(SMALL.items())
             bucket.put("large", large())
@@ -46,7 +47,7 @@ def link(node: NodeProcess) -> Iterator[FaultyLink]:
 
 @pytest.fixture
 def bucket(node: NodeProcess) -> Iterator[Bucket]:
-    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         yield client.bucket("b")
 
 
@@ -102,7 +103,7 @@ def test_a_name_that_does_not_resolve_is_unavailable_too() -> None:
 
 @pytest.mark.slow
 def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodeProcess) -> None:
-    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(2) as pool:
+    with connect(node.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(2) as pool:
         node.kill()
         making = pool.submit(client.create_bucket, "other", exist_ok=True)
         reading = pool.submit(lambda: list(client.bucket("nope").get_batch(["a"], on_error="placeholder")))
@@ -116,17 +117,17 @@ def test_the_next_endpoint_is_tried_when_one_is_down(node: NodeProcess) -> None:
     dead = f"grpc://127.0.0.1:{free_port()}"
     for url in (f"{dead},{node.url}", f"{node.url},{dead}", f"{dead},{dead},{node.url}"):
         names = list(SMALL)[:20]
-        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(url, options=PATIENT_CLIENT) as client:
             assert client.bucket("b").get_batch(names).tobytes() == [SMALL[name] for name in names]
-        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(url, options=PATIENT_CLIENT) as client:
             assert client.bucket("b").get(names[0]) == SMALL[names[0]]
-        with connect(url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(url, options=PATIENT_CLIENT) as client:
             assert client.bucket("b").head(names[0]).size_bytes == len(SMALL[names[0]])
 
 
 @pytest.mark.slow
 def test_a_batch_goes_on_at_the_next_endpoint_when_its_own_is_cut(node: NodeProcess, link: FaultyLink) -> None:
-    with connect(f"{link.url},{node.url}", options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(f"{link.url},{node.url}", options=PATIENT_CLIENT) as client:
         batch = client.bucket("b").get_batch([*SMALL, "large"])
         received = list(itertools.islice(batch, 30))
         link.refuse()
@@ -182,7 +183,7 @@ def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be
     link: FaultyLink, bucket: Bucket, call: str, change: str
 ) -> None:
     bucket.put("changing", large())
-    with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(1) as pool:
+    with connect(link.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(1) as pool:
         mine = client.bucket("b")
 
         def read() -> Any:
@@ -221,7 +222,7 @@ def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be
 @pytest.mark.slow
 def test_batches_survive_a_node_that_is_killed_again_and_again(node: NodeProcess) -> None:
     names = [*SMALL, "large"] * 2
-    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(4) as pool:
+    with connect(node.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(4) as pool:
         running = [pool.submit(lambda: list(client.bucket("b").get_batch(names))) for _ in range(3)]
         for _ in range(3):
             node.restart()
@@ -335,7 +336,7 @@ def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: 
     cutting = threading.Thread(target=keep_cutting)
     cutting.start()
     try:
-        with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(link.url, options=PATIENT_CLIENT) as client:
             check(list(client.bucket("b").get_batch(names)), names)
     finally:
         stop.set()
@@ -360,7 +361,7 @@ def test_a_batch_left_unread_for_longer_than_retries_last_still_survives_a_cut(l
 
 @pytest.mark.slow
 def test_a_silent_link_is_a_timeout_and_not_a_hang(link: FaultyLink) -> None:
-    with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(link.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("b")
         batch = bucket.get_batch([*SMALL, "large"], timeout_s=12.0)
         next(batch)
@@ -381,7 +382,7 @@ def test_a_slow_link_is_no_fault(link: FaultyLink) -> None:
 
 @pytest.mark.slow
 def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucket) -> None:
-    with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(1) as pool:
+    with connect(link.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(1) as pool:
         link.bytes_per_s = 60e6
         putting = pool.submit(client.bucket("b").put, "put/large", large())
         eventually(lambda: link.bytes_to_node > 16 * MiB)
@@ -404,7 +405,7 @@ def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_l
     kills = iter((count // 6, count // 12 * 5, count // 3 * 2))
     kill_at = next(kills)
     acknowledged: list[ObjectInfo] = []
-    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("b")
         for info in bucket.iter_put_many(objects.items()):
             acknowledged.append(info)
@@ -432,5 +433,5 @@ def test_what_put_many_acknowledged_before_the_end_is_there(node: NodeProcess, k
                     node.kill()
         node.start()
     assert len(acknowledged) >= kill_at
-    with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         assert client.bucket("b").get_batch(acknowledged).tobytes() == [data] * len(acknowledged)

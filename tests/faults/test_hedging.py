@@ -17,6 +17,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import BURST_ENTRIES
 from tests.cluster_processes import ClusterProcesses
 from tests.faults.fault_kit import serve_all
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # real processes, frozen and awaited
 
@@ -37,7 +38,7 @@ def running() -> Iterator[ClusterProcesses]:
         throwaway_folder() as folder,
         ClusterProcesses(Path(folder), 3, buckets={"b": 2}, metrics=True, arguments=arguments) as cluster,
     ):
-        with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.url, options=PATIENT_CLIENT) as client:
             client.bucket("b").put_many(OBJECTS.items())
         serve_all(cluster)
         yield cluster
@@ -93,7 +94,7 @@ def freeze_in_the_middle(
 def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
     cluster: ClusterProcesses, number: int, ordered: bool
 ) -> None:
-    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         batch = freeze_in_the_middle(
             cluster, client, number, times=2, assembly="direct", ordered=ordered, timeout_s=LONG_S
         )
@@ -113,7 +114,7 @@ def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_neither_does_a_batch_that_a_node_gathers(cluster: ClusterProcesses, number: int) -> None:
     """Whether it is the gathering node that freezes, then its client asks another, or one that it gathers from."""
-    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         with client.bucket("b").get_batch(list(SMALL)[:3], assembly="target") as batch:
             assert [item.data for item in batch] == list(SMALL.values())[:3]
         before = {at: counts(cluster, at) for at in range(3) if at != number}
@@ -150,7 +151,7 @@ def test_no_more_is_hedged_than_the_budget_allows(cluster: ClusterProcesses) -> 
 
 def test_a_single_object_is_read_from_its_second_owner_while_the_first_is_frozen(cluster: ClusterProcesses) -> None:
     names = [name for name in SMALL if first_owner(cluster, name) == 2][:20]
-    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("b")
         assert bucket.get(names[0]) == OBJECTS[names[0]]
         cluster.nodes[2].pause()

@@ -16,7 +16,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually
 from ais_loader.testing.node import peer_secret_file
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -24,10 +24,10 @@ from tests.cluster_processes import ClusterProcesses
 from tests.faults.counted_jobs_kit import NAMES, OBJECTS, counting, require_right, runs
 from tests.faults.fault_kit import serve_all
 from tests.faults.ledger_kit import endpoints
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 WAIT_S = 240.0
-PATIENT = ClusterOptions(retry_s=240.0)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -79,7 +79,7 @@ def test_a_job_of_ten_thousand_objects_survives_all_that_may_die(tmp_path: Path)
     """Its client, workers, controllers in the middle of changes, and nodes."""
     with (
         cluster_with_transform(tmp_path / "nodes", tmp_path / "counts") as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         client.bucket("from").put_many(NAMES.items())
         serve_all(cluster)
@@ -119,7 +119,7 @@ def test_a_job_survives_controllers_that_die_in_the_middle_of_changes(tmp_path: 
     some = dict(list(NAMES.items())[:600])
     with (
         cluster_with_transform(tmp_path / "nodes", tmp_path / "counts") as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         client.bucket("from").put_many(some.items())
         require_killed(begin_dying(cluster, 0, "accepted:1"))  # which whoever begins the job comes upon

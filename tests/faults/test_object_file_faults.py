@@ -11,6 +11,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, ObjectFile, ObjectReader, connect, errors
 from ais_loader.testing import NodeProcess, SeededObjects, seeded_bytes, throwaway_folder
 from tests.faulty_link import FaultyLink
+from tests.patience import PATIENT_CLIENT
 from tests.tar_kit import packed_tar
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ OBJECTS: dict[str, Callable[[], bytes]] = {"small": lambda: data()[:10_000], "la
 def node() -> Iterator[NodeProcess]:
     """Killed and frozen by tests here; each leaves it running."""
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             bucket = client.create_bucket("b")
             for name, content in OBJECTS.items():
                 bucket.put(name, content())
@@ -51,7 +52,7 @@ def link(node: NodeProcess) -> Iterator[FaultyLink]:
 def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
     link: FaultyLink, read_bytes: int
 ) -> None:
-    with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client, client.open("ais://b/large") as file:
+    with connect(link.url, options=PATIENT_CLIENT) as client, client.open("ais://b/large") as file:
         link.cut_every(7 * MiB)
         parts = list(iter(lambda: file.read(read_bytes), b""))
         made = link.connections_made
@@ -61,7 +62,7 @@ def test_a_connection_that_breaks_again_and_again_leaves_no_trace_in_the_bytes(
 
 def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> None:
     with (
-        connect(link.url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(link.url, options=PATIENT_CLIENT) as client,
         client.bucket("b").reader("shard.tar") as reader,
     ):
         link.cut_every(4 * MiB)
@@ -77,7 +78,7 @@ def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> Non
 
 def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodeProcess) -> None:
     with (
-        connect(node.url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(node.url, options=PATIENT_CLIENT) as client,
         client.bucket("b").open("large", read_ahead_bytes=2 * MiB) as file,
     ):
         first = file.read(10 * MiB)
@@ -114,7 +115,7 @@ def test_a_connection_that_breaks_while_a_file_is_opened_goes_unnoticed(
     link: FaultyLink, name: str, opened: Callable[..., ObjectFile | ObjectReader]
 ) -> None:
     due = OBJECTS[name]()
-    with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(link.url, options=PATIENT_CLIENT) as client:
         client.bucket("b").get("small")
         for after_bytes in (1, 60, 5_000):  # in the answer's header, and in the first bytes
             link.cut_after(after_bytes)
@@ -128,7 +129,7 @@ def test_a_connection_that_breaks_after_a_file_was_opened_goes_unnoticed(
     link: FaultyLink, opened: Callable[..., ObjectFile | ObjectReader]
 ) -> None:
     with (
-        connect(link.url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(link.url, options=PATIENT_CLIENT) as client,
         opened(client.bucket("b"), "large") as file,
     ):
         made = link.connections_made

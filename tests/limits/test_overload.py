@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader import ClusterOptions, connect, errors
+from ais_loader import connect, errors
 from ais_loader.cli import main
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -22,6 +22,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.machine_memory import machine_memory_bytes
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 
 NAMES = [f"{at}" for at in range(8)]
@@ -66,7 +67,7 @@ def test_a_client_that_was_turned_away_comes_back_and_gets_everything(tmp_path: 
         fill(node)
         Memory(node, over_for=2)
         now_critical(node)
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             assert [item.tobytes() for item in client.bucket("b").get_batch(NAMES)] == list(DATA.values())
         assert batches_of(node).node.metrics.rejections["memory"] >= 2
         eventually(lambda: batches_of(node).node.metrics.batches["many"]["complete"] == 1)  # after its end is sent
@@ -80,7 +81,7 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
             assert bucket.get("small") == b"bytes"
         Memory(node, over_for=1)
         now_critical(node)
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             assert client.bucket("b").get("small") == b"bytes"
         assert batches_of(node).node.metrics.rejections["memory"] >= 1
 
@@ -94,7 +95,7 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
         Memory(node, over_for=10**9)
         now_critical(node)
         with (
-            connect(node.url, options=ClusterOptions(retry_s=240.0)) as client,
+            connect(node.url, options=PATIENT_CLIENT) as client,
             pytest.raises(errors.Overloaded, match=r"memory.*gave up after"),
         ):
             list(client.bucket("b").get_batch(NAMES))

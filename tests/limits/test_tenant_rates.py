@@ -11,6 +11,7 @@ from ais_loader import ClusterOptions, Entry, connect, errors
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.patience import PATIENT_CLIENT
 from tests.security.rights_kit import EVERYTHING, secure
 
 
@@ -92,6 +93,6 @@ def test_bytes_beyond_the_rate_are_rejected_until_they_are_due(tmp_path: Path) -
         ):
             for _ in range(20):
                 client.bucket("b").get("x")
-        with connect(node.url, token=token, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(node.url, token=token, options=PATIENT_CLIENT) as client:
             for _ in range(2):
                 assert client.bucket("b").get("x") == bytes(600_000)  # after a while

@@ -23,6 +23,7 @@ from storage_node.services.lifecycle import NodePart
 from storage_node.settings.config import ServerConfig
 from storage_node.store.read.batch import StoreBatch
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.patience import PATIENT_CLIENT
 
 MiB = 1 << 20
 FOREVER_S = 600.0
@@ -188,7 +189,7 @@ def test_putting_and_stopping_never_leaves_half_an_object(tmp_path: Path) -> Non
     with (
         ThreadPoolExecutor(4) as pool,
         connect(node.url, options=ClusterOptions(retry_s=0.1)) as client,
-        connect(node.url, options=ClusterOptions(retry_s=240.0)) as patient,
+        connect(node.url, options=PATIENT_CLIENT) as patient,
     ):
         bucket = client.bucket(patient.create_bucket("b").name)
 

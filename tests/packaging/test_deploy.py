@@ -25,12 +25,13 @@ import jsonschema
 import pytest
 import yaml
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually
 from storage_node.cli.cluster import cluster
 from tests.docs.page_kit import blocks
 from tests.packaging.deploy_schemas import COMPOSE, KINDS, META, fields
 from tests.packaging.packaging_kit import ROOT
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +151,7 @@ def assert_serves(command: list[str], health: list[str], folder: Path, ports: di
     """Whether it stores and reads, its health command tells, and its metrics are there, if it has any."""
     with served(here(command, folder, ports), folder) as node:
         before, environment = unprivileged(folder)
-        with connect(f"grpc://127.0.0.1:{ports['7480']}", options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(f"grpc://127.0.0.1:{ports['7480']}", options=PATIENT_CLIENT) as client:
             client.create_bucket("b").put("a", b"bytes")
             assert client.bucket("b").get("a") == b"bytes"
         asked = here(health, folder, ports)

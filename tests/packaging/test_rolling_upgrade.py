@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually, throwaway_folder
 from tests.cluster_processes import ClusterProcesses, ProcessPlace
 from tests.faults.ledger_kit import (
@@ -29,13 +29,12 @@ from tests.faults.ledger_kit import (
     writing,
 )
 from tests.packaging.packaging_kit import ROOT, environment_of, last_release, make_dist, run
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NODES = 3
 KEYS = [f"k/{number:02}" for number in range(30)]
-DEFAULTS = ClusterOptions(retry_s=240.0)
-"""But for their patience: what is done in a moment takes long on a busy machine."""
 LAUNCHER = """#!/bin/sh
 # Replaces the interpreter by the one that the file names; -P: not the modules of the current folder.
 shift
@@ -99,8 +98,8 @@ def test_nodes_are_upgraded_one_by_one_under_load_and_back_again(before: Path, t
         put(client.bucket(BUCKET), ledger, KEYS)
         assert versions.from_wheel() == [True] * NODES
         with (
-            reading(cluster.url, ledger, DEFAULTS) as clients,
-            writing(cluster.url, ledger, KEYS, seed=1, options=DEFAULTS) as writers,
+            reading(cluster.url, ledger, PATIENT_CLIENT) as clients,
+            writing(cluster.url, ledger, KEYS, seed=1, options=PATIENT_CLIENT) as writers,
         ):
             for python in (now, before):
                 for number in range(NODES):

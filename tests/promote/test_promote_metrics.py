@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from storage_node.server import NodeServer
 from storage_node.store.files.clone_or_copy import FROM_BYTES
 from tests.node.cluster_kit import BUCKET
 from tests.node.node_kit import bucket_of, serving
 from tests.node.test_metrics import value
 from tests.node.write_kit import cluster_of
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def test_what_is_promoted_skipped_and_refused_is_counted(tmp_path: Path, source:
 def test_in_a_cluster_each_node_counts_its_share_and_what_is_given_up_as_linked(tmp_path: Path, source: Path) -> None:
     roots = (str(source),)
     with cluster_of(tmp_path / "nodes", 2, copies=2, promote_roots=roots, metrics_port=0) as cluster:
-        with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
             assert client.bucket(BUCKET).promote(source, move=True, on_error="return").promoted == 3
         shares = [counted(node) for node in cluster.nodes]
         assert sum(share.get("linked", (0, 0))[0] for share in shares) == 1

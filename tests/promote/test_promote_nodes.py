@@ -32,10 +32,10 @@ from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 
 LARGE = (1 << 20) + 4321
-PATIENT = ClusterOptions(retry_s=240.0)
 REPAIRED_S = 180.0
 """Longer than from one pass of repair to the next."""
 
@@ -133,7 +133,7 @@ def test_of_nodes_that_cannot_promote_the_one_that_knows_most_says_why(tmp_path:
     configs = {1: {"promote_roots": (str(tmp_path / "files"),)}}
     with (
         LocalCluster(tmp_path / "nodes", 3, configs=configs) as cluster,
-        connect(cluster.nodes[0].url, options=PATIENT) as client,
+        connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(BUCKET)
         with pytest.raises(errors.SourceUnreadable, match="missing"):
@@ -151,7 +151,7 @@ def test_of_nodes_that_cannot_promote_the_one_that_knows_most_says_why(tmp_path:
 def test_nodes_that_see_the_same_files_take_their_share_and_each_file_is_stored_once(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], move: bool
 ) -> None:
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(BUCKET)
         results = list(bucket.iter_promote(tmp_path / "files", move=move))
         assert [one.status for one in results] == ["promoted"] * len(files)
@@ -169,7 +169,7 @@ def test_one_node_promotes_for_all_owners(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], by_name: bool
 ) -> None:
     endpoint = cluster.map.node[2].endpoint
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         node = endpoint if by_name else None
         results = list(client.bucket(BUCKET).iter_promote(tmp_path / "files", shared=False, node=node))
         assert client.bucket(BUCKET).promote(tmp_path / "files", shared=True).skipped == len(files)
@@ -184,7 +184,7 @@ def test_a_node_that_does_not_see_the_files_gets_its_objects_from_those_that_do(
 ) -> None:
     seeing = {number: {"promote_roots": (str(tmp_path / "files"),)} for number in (0, 1)}
     with cluster_of(tmp_path / "nodes", 3, copies=2, configs=seeing) as cluster:
-        with connect(cluster.nodes[2].url, options=PATIENT) as client:
+        with connect(cluster.nodes[2].url, options=PATIENT_CLIENT) as client:
             results = list(client.bucket(BUCKET).iter_promote(tmp_path / "files"))
         assert sorted(one.name for one in results) == sorted(files)
         assert {coordinator(one) for one in results} == {0, 1}
@@ -203,7 +203,7 @@ def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
         return source
 
     monkeypatch.setattr(group_promotion, "open_unless_stored", changing)
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         summary = client.bucket(BUCKET).promote(tmp_path / "files", on_error="return")
     assert {one.path: type(one.error) for one in summary.failures} == {
         "large1": errors.SourceChanged,
@@ -218,7 +218,7 @@ def test_large_files_that_are_moved_are_linked_where_they_belong_and_copied_else
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes]
 ) -> None:
     inodes = {name: (tmp_path / "files" / name).stat().st_ino for name in files if name.startswith("large")}
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         client.bucket(BUCKET).promote(tmp_path / "files", move=True)
     assert_stored(cluster, files)
     for name, inode in inodes.items():
@@ -259,7 +259,7 @@ def test_nodes_of_one_host_leave_no_name_to_nobody(tmp_path: Path) -> None:
 
 
 def test_files_that_may_be_different_ones_are_not_promoted_before_it_is_said_whose(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         client.buckets()
         members = client._transport.members  # type: ignore[attr-defined]
     uuids = [bytes(node.uuid) for node in cluster.map.node]
@@ -326,14 +326,14 @@ def test_a_node_that_is_killed_goes_on_when_it_is_asked_again(tmp_path: Path, fi
         dying = NodeProcess(folder, arguments=arguments, environment={"AIS_LOADER_FAILPOINT": "promote.staged:2"})
         with (
             dying as node,
-            connect(node.url, options=PATIENT) as patient,
+            connect(node.url, options=PATIENT_CLIENT) as patient,
             connect(node.url, options=ClusterOptions(retry_s=0.0)) as client,
         ):
             patient.create_bucket("b")
             bucket = client.bucket("b")
             with pytest.raises(errors.NodeUnavailable):
                 bucket.promote(tmp_path / "files")
-        with NodeProcess(folder, arguments=arguments) as node, connect(node.url, options=PATIENT) as client:
+        with NodeProcess(folder, arguments=arguments) as node, connect(node.url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket("b")
             there = len(list(bucket.objects()))
             assert there < len(files)
@@ -351,7 +351,7 @@ def test_others_go_on_when_a_node_dies_and_the_rest_is_promoted_without_it(
         throwaway_folder() as folder,
         ClusterProcesses(folder, 3, buckets={BUCKET: 2}, arguments=arguments) as cluster,
         connect(cluster.url) as client,  # waits for the dead one only so long
-        connect(cluster.url, options=PATIENT) as patient,
+        connect(cluster.url, options=PATIENT_CLIENT) as patient,
     ):
         bucket, read = client.bucket(BUCKET), patient.bucket(BUCKET)
         told: list[PromoteResult] = []

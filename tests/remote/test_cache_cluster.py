@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from ais_loader import ClusterOptions, Entry, Remote, connect
+from ais_loader import Entry, Remote, connect
 from ais_loader.errors import LoaderError
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -18,6 +18,7 @@ from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
@@ -40,7 +41,7 @@ def cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
 
 @pytest.fixture
 def client(cluster: ClusterProcesses) -> Iterator[Client]:
-    with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as connected:
+    with connect(cluster.url, options=PATIENT_CLIENT) as connected:
         yield connected
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, Entry, Remote, connect, errors
+from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing.waiting import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
 
 pytestmark = pytest.mark.slow
-PATIENT = ClusterOptions(retry_s=240.0)
 UNHEDGED = [*ANY_HOST, "--set", "remote_hedge_budget=0"]
 """Arguments of nodes whose requests are counted: none is repeated because a busy machine is slow to answer it."""
 
@@ -48,7 +48,7 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     names = filled(remote_bucket, 12)
-    with connect(cluster.url, options=PATIENT) as client, ThreadPoolExecutor(1) as pool:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(1) as pool:
         bucket = made(client, remote_bucket)
         victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", names[0]))]
         with proxy.held("GET", remote_bucket.path(names[0]), times=1) as held:
@@ -72,7 +72,7 @@ def test_cold_objects_are_read_while_a_node_is_down_and_kept_when_it_is_back(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     names = filled(remote_bucket, 30)
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = made(client, remote_bucket)
         cluster.nodes[1].kill()
         entries = [Entry("train", name) for name in names]

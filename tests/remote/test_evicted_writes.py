@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, Client, ClusterOptions, Remote, connect, errors
+from ais_loader import Bucket, Client, Remote, connect, errors
 from ais_loader.testing.waiting import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
@@ -17,6 +17,7 @@ from storage_node.cluster.replication.replica import to_wire
 from storage_node.store.drive.preconditions import parse_version
 from tests.cluster_processes import ClusterProcesses
 from tests.node.write_kit import cluster_of
+from tests.patience import PATIENT_CLIENT
 from tests.peer_kit import peer_at
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
@@ -28,7 +29,6 @@ from tests.remote.test_write_back_kills import _is_flushed
 
 pytestmark = pytest.mark.slow  # nodes
 NAME, OLD, NEW = "written", b"old", b"newer"
-PATIENT = ClusterOptions(retry_s=240.0)
 OFTEN = [*ANY_HOST, "--set", "repair_interval_s=1"]
 
 
@@ -111,7 +111,7 @@ def check(bucket: Bucket) -> bool:
 def test_an_older_copy_of_a_stand_in_does_not_come_back(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, write: str
 ) -> None:
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = made(client, remote_bucket, write)
         first, second, other = owners_of(cluster, client)
         cluster.nodes[second].kill()
@@ -134,7 +134,7 @@ def test_an_older_copy_of_a_stand_in_does_not_come_back(
 def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, write: str
 ) -> None:
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = made(client, remote_bucket, write)
         first, second, other = owners_of(cluster, client)
         bucket.put(NAME, OLD)
@@ -153,7 +153,7 @@ def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
 def test_an_older_deletion_of_an_owner_that_was_away_does_not_hide_a_later_write(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = made(client, remote_bucket, "back")
         first, second, other = owners_of(cluster, client)
         bucket.put(NAME, OLD)
@@ -176,7 +176,7 @@ def test_an_older_deletion_of_an_owner_that_was_away_does_not_hide_a_later_write
 def test_a_write_that_is_announced_and_never_done_hides_no_change_of_others(
     cluster: ClusterProcesses, remote_bucket: RemoteBucket
 ) -> None:
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write="back", validate="always")
         bucket = client.create_bucket("train", remote=remote, copies=2)
         remote_bucket.put(NAME, OLD)
@@ -202,7 +202,7 @@ def test_an_upload_that_ends_while_a_node_lists_what_is_pending_is_forgotten(
 ) -> None:
     with (
         cluster_of(tmp_path, 3, remote_hosts=("any",)) as cluster,
-        connect(cluster.nodes[0].url, options=PATIENT) as client,
+        connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client,
     ):
         bucket = made(client, remote_bucket, "back")
         down = proxy.on("PUT", "*", Fault(status=503))

@@ -14,6 +14,7 @@ from ais_loader import ClusterOptions, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.testing.node import NodeProcess
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
@@ -22,7 +23,6 @@ from tests.remote.test_inventory import hidden, lists, names_of
 from tests.remote.test_remote_buckets import data_of, filled
 
 pytestmark = pytest.mark.slow
-PATIENT = ClusterOptions(retry_s=240.0)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_every_node_of_a_cluster_has_the_inventory_and_one_may_be_killed(
 
     names = filled(remote_bucket, 12)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
-    with connect(cluster.nodes[0].url, options=PATIENT) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket = client.create_bucket("train", remote=remote, copies=2, min_copies=2)
         assert bucket.refresh_inventory().count == 12
         bucket.delete(names[5])
@@ -46,9 +46,9 @@ def test_every_node_of_a_cluster_has_the_inventory_and_one_may_be_killed(
     left = sorted([*names[:5], *names[6:], "new"])
     proxy.forget()
     for node in cluster.nodes:
-        with connect(node.url, options=PATIENT) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             assert names_of(client.bucket("train")) == left
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("train")
         (current,) = [name for name in hidden(bucket) if name.endswith("/current")]
         cluster.nodes[process_of(cluster, client, first_owner(client, "train", current))].kill()
@@ -63,8 +63,8 @@ def test_a_deletion_through_another_node_counts_from_the_first_refresh_on(
     names = filled(remote_bucket, 6)
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with (
-        connect(cluster.nodes[0].url, options=PATIENT) as client,
-        connect(cluster.nodes[2].url, options=PATIENT) as other,
+        connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client,
+        connect(cluster.nodes[2].url, options=PATIENT_CLIENT) as other,
         ThreadPoolExecutor(1) as pool,
     ):
         bucket = client.create_bucket("train", remote=remote, copies=2)
@@ -85,7 +85,7 @@ def test_a_refresh_that_is_killed_leaves_the_old_inventory(
     remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
     with (
         NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node,
-        connect(node.url, options=PATIENT) as client,
+        connect(node.url, options=PATIENT_CLIENT) as client,
         connect(node.url, options=ClusterOptions(retry_s=20.0)) as refreshing,
     ):
         bucket = client.create_bucket("train", remote=remote)

@@ -32,6 +32,7 @@ from storage_node.remote.ahead.prefetcher import MAX_KEYS
 from tests.cluster_processes import ClusterProcesses
 from tests.datasets.datasets_kit import EntryPlan
 from tests.node.node_kit import serving
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
@@ -41,7 +42,6 @@ from tests.table import table
 BATCH = 5
 LOADER = b"l" * 16
 ALONE = pytest.mark.parametrize("url", ["embedded", "grpc"], indirect=True)
-PATIENT = ClusterOptions(retry_s=240.0)
 UNHEDGED: dict[str, Any] = {"remote_hosts": ("any",), "remote_hedge_budget": 0.0}
 NODES = pytest.mark.parametrize("url", ["grpc"], indirect=True)
 
@@ -313,7 +313,10 @@ def test_the_plan_of_a_killed_loader_is_forgotten(
 def test_a_node_that_restarts_is_told_the_plan_again(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    with NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node, connect(node.url, options=PATIENT) as client:
+    with (
+        NodeProcess(tmp_path / "drive", arguments=ANY_HOST) as node,
+        connect(node.url, options=PATIENT_CLIENT) as client,
+    ):
         bucket = new_bucket(client, remote_bucket)
         plan = plan_of(bucket, names := filled(remote_bucket, 100))
         batches = iter(loader_of(client, plan, expect_steps=6))
@@ -334,7 +337,7 @@ def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
 ) -> None:
     with (
         ClusterProcesses(tmp_path, 3, arguments=ANY_HOST) as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote, copies=2)

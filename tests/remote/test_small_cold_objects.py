@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, Client, ClusterOptions, Entry, Remote, connect, errors
+from ais_loader import Bucket, Client, Entry, Remote, connect, errors
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
 from ais_loader.wire.checksum import crc32c
@@ -21,6 +21,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.chunked_put import put_small
 from storage_node.store.store import Store
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
@@ -213,7 +214,7 @@ def test_a_kill_in_the_middle_of_a_group_leaves_whole_objects_only(
             answered = names[:10]
             assert read(client, bucket, answered) == [objects[name] for name in answered]
         armed(node, point)
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(1) as pool:
+        with connect(node.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(1) as pool:
             reading = pool.submit(lambda: list(client.get_batch([Entry("b", name) for name in names])))
             eventually(lambda: not node.alive)
             node.kill()

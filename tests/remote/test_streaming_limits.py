@@ -18,11 +18,12 @@ from ais_loader.testing.waiting import eventually
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
-from tests.remote.test_cluster_faults import PATIENT, UNHEDGED, first_owner, made, process_of
+from tests.remote.test_cluster_faults import UNHEDGED, first_owner, made, process_of
 from tests.remote.test_streaming import FIRST_BYTES, HELD_BYTES, MIB, frames_of, take
 from tests.store.small_drive import SmallDrive, small_drive
 
@@ -171,7 +172,7 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches_and_sends(
 ) -> None:
     data = os.urandom(12 << 20)
     remote_bucket.put("a", data)
-    with connect(cluster.url, options=PATIENT) as client, ThreadPoolExecutor(1) as pool:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(1) as pool:
         bucket = made(client, remote_bucket)
         victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", "a"))]
         with proxy.held("GET", remote_bucket.path("a"), times=1, after=HELD_BYTES) as held:
@@ -191,14 +192,14 @@ def test_a_node_that_does_not_fetch_sends_bytes_while_they_arrive(
 ) -> None:
     data = os.urandom(12 << 20)
     remote_bucket.put("a", data)
-    with connect(cluster.url, options=PATIENT) as client:
+    with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = made(client, remote_bucket)
         fetching = process_of(cluster, client, first_owner(client, "train", "a"))
         others = [node for at, node in enumerate(cluster.nodes) if at != fetching]
         with proxy.held("GET", remote_bucket.path("a"), after=HELD_BYTES) as held:
             streams = []
             for node in others:
-                here = connect(node.url, options=PATIENT)
+                here = connect(node.url, options=PATIENT_CLIENT)
                 streams.append((here, frames_of(here, bucket, "a", local=False)))
             got = [take(frames, FIRST_BYTES) for _, frames in streams]
             held.wait_for(1)

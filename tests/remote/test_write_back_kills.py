@@ -12,6 +12,7 @@ from ais_loader import Bucket, ClusterOptions, Remote, connect, errors
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
@@ -20,7 +21,6 @@ from tests.remote.test_cluster_faults import first_owner, process_of
 pytestmark = pytest.mark.slow
 UPLOAD_POINTS = ["upload.noted", "upload.sent", "upload.done", "upload.settled"]
 IMPATIENT = ClusterOptions(retry_s=0.0)
-PATIENT = ClusterOptions(retry_s=240.0)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def until_killed(node: NodeProcess, change: Callable[[Bucket], object]) -> objec
 
 
 def made(url: str, remote_bucket: RemoteBucket, copies: int = 1) -> None:
-    with connect(url, options=PATIENT) as client:
+    with connect(url, options=PATIENT_CLIENT) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write="back")
         bucket = client.create_bucket("train", remote=remote, copies=copies, min_copies=copies)
         bucket.put("a", b"old")
@@ -68,7 +68,7 @@ def test_a_put_survives_a_kill_at_each_step(
     assert remote_bucket.get("a") == (b"new" if is_sent else b"old")
     node.kill()
     node.start()
-    with connect(node.url, options=PATIENT) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket("train")
         bucket.flush(timeout_s=120)
         has = bucket.get("a")
@@ -91,12 +91,12 @@ def test_a_deletion_survives_a_kill_at_each_step(
     node.kill()
     with proxy.held("DELETE", "*"):
         node.start()
-        with connect(node.url, options=PATIENT) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             for _ in range(3):
                 with pytest.raises(errors.ObjectNotFound):
                     client.bucket("train").get("a")
             assert not list(client.bucket("train"))
-    with connect(node.url, options=PATIENT) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         client.bucket("train").flush(timeout_s=120)
         assert remote_bucket.keys() == []
         with pytest.raises(errors.ObjectNotFound):
@@ -113,7 +113,7 @@ def test_what_others_write_between_the_upload_and_the_restart_stays(
     remote_bucket.put("a", b"theirs")
     node.kill()
     node.start()
-    with connect(node.url, options=PATIENT) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         client.bucket("train").flush(timeout_s=120)
     assert remote_bucket.get("a") == b"theirs"
 
@@ -125,7 +125,7 @@ def test_a_long_outage_with_kills_loses_nothing(
     down = proxy.on("*", "*", Fault(status=503))
     expected: dict[str, bytes] = {"a": b"old"}
     for round_ in range(3):
-        with connect(node.url, options=PATIENT) as client:
+        with connect(node.url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket("train")
             for at in range(20):
                 name, data = f"{at % 7}", b"%d.%d" % (round_, at)
@@ -136,7 +136,7 @@ def test_a_long_outage_with_kills_loses_nothing(
         node.kill()
         node.start()
     down.remove()
-    with connect(node.url, options=PATIENT) as client:
+    with connect(node.url, options=PATIENT_CLIENT) as client:
         client.bucket("train").flush(timeout_s=120)
         assert {name: client.bucket("train").get(name) for name in client.bucket("train")} == expected
     assert {key: remote_bucket.get(key) for key in sorted(remote_bucket.keys())} == expected
@@ -146,7 +146,7 @@ def test_a_put_waits_for_room_and_then_fails(remote_bucket: RemoteBucket, proxy:
     arguments = [*ANY_HOST, "--set", "remote_write_back_bytes=300000", "--set", "remote_write_back_wait_s=15"]
     with NodeProcess(tmp_path / "drive", arguments=arguments) as node:
         made(node.url, remote_bucket)
-        with connect(node.url, options=PATIENT) as client, connect(node.url, options=IMPATIENT) as impatient:
+        with connect(node.url, options=PATIENT_CLIENT) as client, connect(node.url, options=IMPATIENT) as impatient:
             bucket = client.bucket("train")
             with proxy.held("*", "*"):
                 bucket.put("0", bytes(100_000))
@@ -167,7 +167,7 @@ def test_the_next_owner_uploads_when_the_first_is_killed(
 ) -> None:
     with ClusterProcesses(tmp_path, nodes, arguments=ANY_HOST) as cluster:
         made(cluster.url, remote_bucket, copies=2)
-        with connect(cluster.url, options=PATIENT) as client:
+        with connect(cluster.url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket("train")
             down = proxy.on("*", "*", Fault(status=503))
             names = [f"{at}" for at in range(12)]

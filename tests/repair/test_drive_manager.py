@@ -22,9 +22,9 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
+from tests.patience import PATIENT_CLIENT
 
 TWO, ONE = "two", "one"
-PATIENT = ClusterOptions(retry_s=240.0)
 OBJECTS = {f"k{at:03d}": seeded_bytes(300_000 if at % 20 == 7 else 200 + at, seed=at) for at in range(80)}
 
 
@@ -74,7 +74,7 @@ def given_up(cluster: DriveCluster, number: int, drive: int) -> bool:
 def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_it(tmp_path: Path) -> None:
     with (  # in the end one node is left, which nobody would grant a lease
         drive_cluster(tmp_path, buckets={TWO: 2}, read_lease_s=0.0) as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
@@ -126,7 +126,7 @@ def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_p
 
 @pytest.mark.slow
 def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Path) -> None:
-    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url, options=PATIENT) as client:
+    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
         lost = on_drive(cluster, 1, 0, TWO)
@@ -159,7 +159,7 @@ def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Pa
 def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, buckets={TWO: 2}, reconcile_patience_s=600.0) as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
@@ -193,7 +193,7 @@ def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) ->
 def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, drives=1, buckets={TWO: 2}) as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
@@ -222,7 +222,7 @@ def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) ->
 def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_it_may(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, buckets={TWO: 2, ONE: 1}, drive_grace_s=0.3) as cluster,
-        connect(cluster.url, options=PATIENT) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
@@ -243,7 +243,7 @@ def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_
 
 @pytest.mark.slow
 def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_path: Path) -> None:
-    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url, options=PATIENT) as client:
+    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(TWO)
         fill(cluster, bucket)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, Client, ClusterOptions, connect, errors
+from ais_loader import Bucket, Client, connect, errors
 from ais_loader.errors import DriveFailed, LoaderError
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
@@ -25,15 +25,15 @@ from storage_node.store.replica_state import StaleReplicas, StoredVersion
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.patience import PATIENT_CLIENT
 
 TIMEOUT_S = 180.0
-PATIENT = ClusterOptions(retry_s=240.0)
 LARGE = bytes(range(256)) * 2000
 
 
 @contextmanager
 def client_of(cluster: LocalCluster) -> Iterator[tuple[Client, Bucket]]:
-    with connect(",".join(node.url for node in cluster.nodes), options=PATIENT) as client:
+    with connect(",".join(node.url for node in cluster.nodes), options=PATIENT_CLIENT) as client:
         yield client, client.bucket(BUCKET)
 
 
@@ -147,7 +147,7 @@ def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tm
             bucket.delete(name)
         bucket.put("born", b"while it was away")
         with back(tmp_path, cluster, 1, config) as node:
-            with connect(node.url, options=PATIENT) as alone:
+            with connect(node.url, options=PATIENT_CLIENT) as alone:
                 for name in names:
                     try:
                         data = alone.bucket(BUCKET).get(name)

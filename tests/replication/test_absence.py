@@ -15,6 +15,7 @@ from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.store.format import CatalogEntry
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.patience import PATIENT_CLIENT
 from tests.store.snapshot_kit import reap
 
 pytestmark = pytest.mark.slow
@@ -109,7 +110,7 @@ def test_what_is_waited_for_comes_when_those_who_have_it_have_compared(
         note(number)
     here = [name for name in NAMES if {0, 2} & set(cluster.owners(name))]
     with (
-        connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(cluster.nodes[1].url, options=PATIENT_CLIENT) as client,
         ThreadPoolExecutor(1) as threads,
     ):
         asked = threads.submit(WAYS[way], client.bucket(BUCKET), here)

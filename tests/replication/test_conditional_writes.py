@@ -26,6 +26,7 @@ from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run, settle
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with, staged_files
+from tests.patience import PATIENT_CLIENT
 
 ABSENT = pb.PutCondition(if_absent=True)
 LARGE = bytes(2 << 20)
@@ -123,7 +124,7 @@ def test_with_the_first_owner_gone_nobody_decides(cluster: LocalCluster) -> None
     url = ",".join(node.url for node in cluster.nodes)
     with (
         connect(url, options=ClusterOptions(retry_s=0.5)) as client,
-        connect(url, options=ClusterOptions(retry_s=240.0)) as patient,
+        connect(url, options=PATIENT_CLIENT) as patient,
     ):
         bucket = client.bucket(BUCKET)
         info = patient.bucket(BUCKET).put(name, b"1", if_absent=True)
@@ -251,7 +252,7 @@ def test_an_answer_that_is_lost_is_no_conflict(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(Upload, "commit", losing(Upload.commit))
         monkeypatch.setattr(Store, "commit_many", losing(Store.commit_many))
-        with connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(link.url, options=PATIENT_CLIENT) as client:
             bucket = client.create_bucket(BUCKET)
             if how == "put":
                 info = bucket.put("a", b"mine", if_absent=True)
@@ -278,9 +279,7 @@ def test_an_answer_that_is_lost_in_a_cluster_is_no_conflict(tmp_path: Path, monk
             return done
 
         monkeypatch.setattr(CommitProtocol, "commit", commit)
-        with connect(
-            ",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=240.0)
-        ) as client:
+        with connect(",".join(link.url for link in cluster.client_links), options=PATIENT_CLIENT) as client:
             bucket = client.bucket(BUCKET)
             info = bucket.put("a", b"mine", if_absent=True)
             assert (lost, bucket.get("a"), bucket.head("a")) == (["put"], b"mine", info)

@@ -8,9 +8,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from ais_loader import Client, ClusterOptions, Entry, connect, errors
+from ais_loader import Client, Entry, connect, errors
 from ais_loader.testing import eventually, throwaway_folder
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 
 NAMES = [f"n{number}" for number in range(4)]
 KILLS = 4
@@ -48,7 +49,7 @@ def test_what_was_acknowledged_is_there_once_whatever_died() -> None:
             failed.append(error)
 
     with throwaway_folder() as folder, ClusterProcesses(folder, 3, buckets={"b": 2}) as cluster:
-        clients = [connect(cluster.url, options=ClusterOptions(retry_s=240.0)) for _ in range(3)]
+        clients = [connect(cluster.url, options=PATIENT_CLIENT) for _ in range(3)]
         for name in NAMES:
             clients[0].bucket("b").put(name, b"", if_absent=True)
         threads = [threading.Thread(target=run, args=(client, at)) for at, client in enumerate(clients)]

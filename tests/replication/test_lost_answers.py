@@ -29,6 +29,7 @@ from storage_node.settings.config import ServerConfig
 from tests.faulty_link import FaultyLink
 from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # nodes, some of which have to be waited for
 
@@ -77,7 +78,6 @@ def lossy(
 ) -> Iterator[tuple[LosingAnswers, Bucket, Bucket]]:
     """What loses answers, the bucket of the client that loses them, and that of another one that does not."""
     losing = LosingAnswers(monkeypatch)
-    options = ClusterOptions(retry_s=240.0)
     with ExitStack() as held:
         if request.param == "node":
             node = held.enter_context(NodeServer([tmp_path / "drive"], ServerConfig(port=0)))
@@ -88,8 +88,8 @@ def lossy(
             cluster = held.enter_context(cluster_of(tmp_path, 3, copies=2, clients_linked=True))
             losing.links += cluster.client_links
             url = cluster.nodes[0].url
-        mine = held.enter_context(connect(",".join(link.url for link in losing.links), options=options))
-        yield losing, mine.bucket(BUCKET), held.enter_context(connect(url, options=options)).bucket(BUCKET)
+        mine = held.enter_context(connect(",".join(link.url for link in losing.links), options=PATIENT_CLIENT))
+        yield losing, mine.bucket(BUCKET), held.enter_context(connect(url, options=PATIENT_CLIENT)).bucket(BUCKET)
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def test_a_deletion_waits_for_a_node_that_restarts(tmp_path: Path, many: bool) -
     node = NodeServer([tmp_path / "drive"], ServerConfig(port=0)).start()
     again = NodeServer([tmp_path / "drive"], ServerConfig(port=node.port))
     try:
-        with connect(node.url, options=ClusterOptions(retry_s=240.0)) as client, ThreadPoolExecutor(1) as thread:
+        with connect(node.url, options=PATIENT_CLIENT) as client, ThreadPoolExecutor(1) as thread:
             bucket = client.create_bucket(BUCKET)
             bucket.put("a", b"data")
             node.stop(grace_s=0.0)

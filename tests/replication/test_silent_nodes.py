@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, connect
+from ais_loader import connect
 from ais_loader.testing import eventually
 from ais_loader.transport.grpc import watchdog as watchdogs
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import cluster_of
+from tests.patience import PATIENT_CLIENT
 
 OBJECTS = {f"a/{at:02d}": bytes(at) for at in range(30)}
 NEVER_S = 1e6
@@ -24,7 +25,7 @@ def test_listings_counts_and_buckets_come_from_the_others(
     monkeypatch.setattr(watchdogs, "CALL_TIMEOUT_S", NEVER_S)
     with (
         cluster_of(tmp_path, 3, copies=2, linked=True, clients_linked=True) as cluster,
-        connect(",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=240.0)) as client,
+        connect(",".join(link.url for link in cluster.client_links), options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(BUCKET)
         bucket.put_many(OBJECTS.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import ClusterOptions, connect, errors
+from ais_loader import connect, errors
 from ais_loader.testing import eventually
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
@@ -17,6 +17,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import RawSession, batch_of, serving
+from tests.patience import PATIENT_CLIENT
 from tests.table import table
 
 pytestmark = pytest.mark.slow
@@ -61,10 +62,9 @@ def test_only_a_part_with_an_older_map_is_refused(tmp_path: Path, fields: dict[s
 
 
 def test_what_goes_to_a_node_that_has_not_heard_of_its_bucket_yet_is_stored_when_it_has(tmp_path: Path) -> None:
-    patient = ClusterOptions(retry_s=240.0)
     with (
         LocalCluster(tmp_path) as cluster,
-        connect(cluster.nodes[0].url, options=patient) as client,
+        connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client,
         ThreadPoolExecutor(2) as threads,
     ):
         assert [info.name for info in client.buckets()] == [BUCKET]

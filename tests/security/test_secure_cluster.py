@@ -16,6 +16,7 @@ from ais_loader.testing.waiting import eventually
 from storage_node.ops import ray_head
 from tests.cluster.operator_kit import Operator, operating
 from tests.cluster_processes import ClusterProcesses
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # each starts several processes
 OBJECTS = {f"en/{number:03d}": bytes([number]) * (10_000 + number) for number in range(60)}
@@ -41,7 +42,7 @@ def test_batches_survive_the_kill_of_a_node(tmp_path: Path, lane: str) -> None:
         assert batch_of(cluster.url, cluster.ca_file, lane) == OBJECTS
         cluster.kill([1])
         assert batch_of(cluster.url, cluster.ca_file, lane) == OBJECTS
-        with connect(cluster.url, ca=cluster.ca_file, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.url, ca=cluster.ca_file, options=PATIENT_CLIENT) as client:
             client.bucket("b").put("en/000", b"newer")
         cluster.start([1])
         cluster.kill([0])

@@ -14,6 +14,7 @@ from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.operator_kit import Operator, operating
+from tests.patience import PATIENT_CLIENT
 from tests.security.rights_kit import key_in
 
 DATA = {f"{number}": bytes([number]) * 20_000 for number in range(40)}
@@ -68,8 +69,7 @@ def test_a_cluster_with_both(operator: Operator, tmp_path: Path) -> None:
     said = operator.json("up", *set_up)
     scope = "b:read,list,write,delete,admin"
     run("create", "--key", key, "--tenant", "t", "--scope", scope, "--root", operator.root, "-o", path)
-    options = ClusterOptions(retry_s=240.0)
-    with connect(said["url"], ca=said["ca_file"], token_file=path, options=options) as client:
+    with connect(said["url"], ca=said["ca_file"], token_file=path, options=PATIENT_CLIENT) as client:
         client.create_bucket("b", copies=2).put_many(DATA.items())
         assert {item.entry.name: item.data for item in client.get_batch([Entry("b", name) for name in DATA])} == DATA
         status = operator.json("status")

@@ -9,7 +9,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from ais_loader import ClusterOptions, connect, errors
+from ais_loader import connect, errors
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_compose_pb2 as wire
@@ -21,6 +21,7 @@ from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run
 from tests.node.write_kit import cluster_of, staged_files
+from tests.patience import PATIENT_CLIENT
 from tests.store.store_kit import file_of, flip_a_byte, read
 from tests.table import table
 
@@ -138,7 +139,7 @@ def intact(store: Store, name: str, version: str | None = None) -> bool:
 
 @pytest.mark.slow
 def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(BUCKET)
         for number in range(4):
             name = f"n{number}"
@@ -162,7 +163,7 @@ def test_a_damaged_copy_is_passed_over_and_never_becomes_a_sound_object(cluster:
 
 @pytest.mark.slow
 def test_a_copy_is_made_from_the_holders_that_are_left(cluster: LocalCluster) -> None:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(BUCKET)
         names = [f"n{number}" for number in range(8)]
         for name in names:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Bucket, ClusterOptions, connect
+from ais_loader import Bucket, connect
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.repair import usage
 from storage_node.store.summary import NameSummary
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 NAMES = [f"n{at:04}" for at in range(400)]
@@ -31,7 +32,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalClu
 
 @pytest.fixture
 def bucket(cluster: LocalCluster) -> Iterator[Bucket]:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=240.0)) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         yield client.bucket(BUCKET)
 
 

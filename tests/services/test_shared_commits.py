@@ -15,6 +15,7 @@ from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from tests.cluster_processes import ClusterProcesses
 from tests.node.write_kit import BUCKET, Writer
+from tests.patience import PATIENT_CLIENT
 from tests.replication.test_replication_faults import write_quietly
 
 THREADS = 8
@@ -115,7 +116,7 @@ def test_puts_into_a_cluster_go_on_while_one_node_is_frozen(tmp_path: Path) -> N
                     versions = dict(zip(objects, pool.map(put, objects), strict=True))
             finally:
                 cluster.nodes[1].resume()
-        with connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client:
+        with connect(cluster.url, options=PATIENT_CLIENT) as client:
             bucket = client.bucket(BUCKET)
             assert {name: bucket.get(name) for name in objects} == objects
             assert {name: bucket.head(name).version for name in objects} == versions

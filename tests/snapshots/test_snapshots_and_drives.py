@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, ClusterOptions, connect
+from ais_loader import Client, connect
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.ops import drive_commands
 from storage_node.ops.ray_head import ClusterError
 from tests.faults.fault_kit import take_snapshot
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
+from tests.patience import PATIENT_CLIENT
 from tests.repair.test_drive_manager import node_of, of
 from tests.store.snapshot_kit import contents_at
 
@@ -46,7 +47,7 @@ def test_what_a_lost_drive_retained_is_read_from_other_copies_and_comes_back(
     monkeypatch.setattr(drive_commands, "CALL_TIMEOUT_S", 180.0)  # nodes of one busy process are silent for seconds
     with (
         drive_cluster(tmp_path, buckets={BUCKET: 2}, repair_interval_s=0.2) as cluster,
-        connect(cluster.url, options=ClusterOptions(retry_s=240.0)) as client,
+        connect(cluster.url, options=PATIENT_CLIENT) as client,
     ):
         bucket = client.bucket(BUCKET)
         bucket.put_many(OBJECTS.items())

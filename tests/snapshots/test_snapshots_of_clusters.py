@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ais_loader import Client, ClusterOptions, connect, errors
+from ais_loader import Client, connect, errors
 from ais_loader.errors import NodeUnavailable, ObjectNotFound
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_replica_pb2 as wire
@@ -28,10 +28,10 @@ from storage_node.store.read.object_reader import open_object
 from tests.faults.fault_kit import take_snapshot
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import until
+from tests.patience import PATIENT_CLIENT
 from tests.peer_kit import peer_of
 from tests.store.snapshot_kit import retained
 
-PATIENT = ClusterOptions(retry_s=240.0)
 NAMES = [f"n{at:02d}" for at in range(12)]
 
 
@@ -39,7 +39,7 @@ NAMES = [f"n{at:02d}" for at in range(12)]
 def three_nodes(root: Path, **options: object) -> Iterator[tuple[LocalCluster, Client]]:
     # Patient, so that a busy machine does not look like a dead one.
     config = {"spread": NAMES, "copies": 2, "repair_interval_s": 600.0, "reach_timeout_s": 20.0, **options}
-    with LocalCluster(root, **config) as cluster, connect(url_of(cluster), options=PATIENT) as client:  # type: ignore[arg-type]
+    with LocalCluster(root, **config) as cluster, connect(url_of(cluster), options=PATIENT_CLIENT) as client:  # type: ignore[arg-type]
         yield cluster, client
 
 
@@ -160,7 +160,7 @@ def test_a_snapshot_needs_all_nodes_to_be_made_and_none_in_particular_to_be_read
             bucket.delete(name)
         dead = endpoints(cluster)[2]
         cluster.nodes[2].stop(0)
-        with connect(url_of(cluster, (0, 1)), options=PATIENT) as other:
+        with connect(url_of(cluster, (0, 1)), options=PATIENT_CLIENT) as other:
             bucket, frozen = other.bucket(BUCKET), other.bucket(BUCKET, snapshot="s")
             with pytest.raises(errors.NodeUnavailable, match=f"all nodes of the cluster together: {dead}"):
                 bucket.snapshot("t")
@@ -262,7 +262,7 @@ def test_several_that_are_made_at_once_by_different_nodes_are_all_made(tmp_path:
             bucket.put(name, b"first")
 
         def make(at: int) -> int:
-            with connect(url_of(cluster, (at % 3,)), options=PATIENT) as other:
+            with connect(url_of(cluster, (at % 3,)), options=PATIENT_CLIENT) as other:
                 other.bucket(BUCKET).put(f"more{at}", b"more")
 
                 def made() -> int:
@@ -293,7 +293,7 @@ def test_a_node_that_does_not_know_yet_that_a_snapshot_is_made_says_nothing_wron
         known = store.record.current.snapshots
         [(uuid, named)] = known.items()
         store.snapshots.follow({uuid: {".s": named["s"]}})
-        with connect(url_of(cluster), options=PATIENT) as other:
+        with connect(url_of(cluster), options=PATIENT_CLIENT) as other:
             frozen = other.bucket(BUCKET, snapshot="s")
             with ThreadPoolExecutor(3) as pool:
                 reading = [
