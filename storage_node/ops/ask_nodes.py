@@ -41,7 +41,7 @@ class NodeAnswer:
     """Address at which other nodes and operators reach it."""
 
 
-def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, NodeAnswer]:
+def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float | None = None) -> dict[str, NodeAnswer]:
     """Ask all nodes in parallel, by their endpoints for clients. Returns the answers by endpoint."""
     several = list(dict.fromkeys(endpoints))
     if not several:
@@ -52,7 +52,9 @@ def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_
         }
 
 
-def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_TIMEOUT_S) -> NodeAnswer:
+def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float | None = None) -> NodeAnswer:
+    timeout_s = CALL_TIMEOUT_S if timeout_s is None else timeout_s
+
     def ask(channel: Any) -> tuple[cluster_pb.GetMapResponse, objects_pb.DescribeResponse]:
         return (
             cluster_rpc.ClusterStub(channel).GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s),
@@ -75,15 +77,7 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
         except grpc.RpcError:
             drives = None
     map_ = known.map if known.HasField("map") else None
-    return NodeAnswer(
-        endpoint,
-        known.node_uuid.hex(),
-        map_,
-        described,
-        progress=progress,
-        drives=drives,
-        peer_endpoint=peer_endpoint,
-    )
+    return NodeAnswer(endpoint, known.node_uuid.hex(), map_, described, "", progress, drives, peer_endpoint)
 
 
 def ask_as_client(endpoint: str, caller: Caller, ask: Callable[[Any], T]) -> T:

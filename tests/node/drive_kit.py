@@ -33,8 +33,6 @@ def patient_operators() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (ask_nodes, drive_commands, change):
             patch.setattr(module, "CALL_TIMEOUT_S", TIMEOUT_S)
-        patch.setattr(ask_nodes.ask_nodes, "__defaults__", (TIMEOUT_S,))
-        patch.setattr(ask_nodes.ask_node, "__defaults__", (OPERATOR, TIMEOUT_S))
         yield
 
 
