@@ -17,7 +17,8 @@ from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
 from storage_node.context.channels import OPERATOR, Caller, resolved
 
-CALL_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 10.0
+"""Time within which a node of a busy machine answers."""
 _AT_ONCE = 32
 T = TypeVar("T")
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]

@@ -19,12 +19,11 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.plain import plain
 from storage_node.context.channels import OPERATOR, Caller, resolved
 from storage_node.ops import peer_secret
-from storage_node.ops.ask_nodes import ask_as_client, ask_nodes, newest_map
+from storage_node.ops.ask_nodes import CALL_TIMEOUT_S, ask_as_client, ask_nodes, newest_map
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.node_file import read_all
 from storage_node.ops.ray_head import ClusterError
 
-CALL_TIMEOUT_S = 3.0
 CHANGE_TIMEOUT_S = 120.0
 """A drive is opened, or its running commits are awaited."""
 _AT_ONCE = 32

@@ -12,11 +12,14 @@ from ais_loader.objects.client import connect
 from tests.cli.kit import Run, Stored
 
 
-@pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    # What is waited for is told after a second, which a busy machine takes for anything: test_cli_hand.py has that.
+@pytest.fixture(autouse=True)
+def no_word_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told after a second, which a busy machine takes for anything: test_cli_hand.py has that."""
     monkeypatch.setattr(show, "WAIT_S", 3600.0)
 
+
+@pytest.fixture
+def run(url: str) -> Run:
     def call(*arguments: str | Path, stdin: bytes = b"") -> Result:
         result = CliRunner(env={"AIS_LOADER_URL": url}).invoke(main, list(map(str, arguments)), input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info

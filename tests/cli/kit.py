@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,8 @@ def run_process(
     return subprocess.run(
         command(*arguments), input=stdin, capture_output=True, timeout=TIMEOUT_S, env=environment(store)
     )
+
+
+def but_for_waiting(messages: bytes) -> bytes:
+    """Return what a process has written to standard error, without what it has told on a slow machine."""
+    return re.sub(rb"waiting for .*\n", b"", messages)
