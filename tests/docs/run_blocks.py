@@ -89,7 +89,7 @@ class Page:
         )
         if done.returncode != 0:
             raise Wrong(f"$ {command}\nended with code {done.returncode}:\n{done.stdout}{done.stderr or ''}")
-        return done.stdout
+        return re.sub(r"(?m)^waiting for .*\n", "", done.stdout)  # told on a slow machine
 
     def serve(self, command: str, port: str) -> str:
         """Start a node; what a terminal shows until it is ready."""
