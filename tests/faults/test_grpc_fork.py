@@ -50,7 +50,7 @@ NAMES = [f"{at:03d}" for at in range(200)]
 def content(name):
     return name.encode() * 20_000
 EXPECTED = [content(name) for name in NAMES]
-client = connect(sys.argv[1], options=PATIENT_CLIENT)
+client = connect(sys.argv[1], options=ClusterOptions(retry_s=240.0))
 bucket = client.bucket("b")
 def read_all(names=NAMES):
     return [bytes(item.data) for item in bucket.get_batch(names, timeout_s=180.0)]
@@ -312,7 +312,7 @@ def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: st
                 far.delete("none")
             except errors.ObjectNotFound:
                 failures.append("not found")
-        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=PATIENT_CLIENT) as client:
+        with FaultyLink(sys.argv[1]) as link, connect(link.url, options=ClusterOptions(retry_s=240.0)) as client:
             far = client.bucket("b")
             far.head("000")
             link.stall()
