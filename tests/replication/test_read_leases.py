@@ -133,6 +133,24 @@ def test_what_the_writer_cannot_tell_a_node_another_one_does(tmp_path: Path, cut
         assert reading.since(acknowledged_s) <= {DOUBT, NEW}
 
 
+def test_a_node_that_missed_more_writes_than_are_kept_for_it_compares_its_copies_and_is_read_from_again(
+    tmp_path: Path, cuts: Cuts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invalidation, "MAX_KEPT", 1)
+    with with_old(tmp_path) as (cluster, writer, name), Reading(cluster, 1, name) as reading:
+        missed = [name, *(name_with(cluster, lambda owners: owners == [0, 1], prefix) for prefix in ("x", "y"))]
+        for one in missed[1:]:
+            writer.put(one, OLD)
+        eventually(lambda: [said(cluster, 1, one) for one in missed] == [OLD] * 3, TIMEOUT_S)
+        cuts.cut(cluster, [0, 2], [1])
+        for one in reversed(missed):
+            writer.put(one, NEW)
+        acknowledged_s = time.monotonic()
+        cuts.mend()
+        eventually(lambda: [said(cluster, 1, one) for one in missed] == [NEW] * 3, TIMEOUT_S)
+        assert reading.since(acknowledged_s) <= {DOUBT, NEW}
+
+
 def test_a_node_started_anew_knows_whom_it_must_not_grant_a_lease(tmp_path: Path, cuts: Cuts) -> None:
     with with_old(tmp_path) as (cluster, writer, name), Reading(cluster, 1, name) as reading:
         cuts.cut(cluster, [0, 2], [1])

@@ -37,7 +37,7 @@ from storage_node.store.replica_state import clock_s
 CONNECT_S = 0.3
 """A running node accepts a new connection within this time after one has broken."""
 MAX_KEPT = 100_000
-"""Most names kept per node. A node that misses more compares them in its next repair pass, or when it starts."""
+"""Most names kept per node. One that misses more compares its copies before it gets a lease, or in its next pass."""
 RELAY_AGAIN_S = 0.5
 GIVEN_UP_S = 30.0
 """A node that was told of a write and cannot find it anywhere after this time assumes that it did not happen. If the
@@ -174,6 +174,8 @@ class InvalidationOutbox:
             line = self._lines[endpoint] = _NodeQueue()
             line.since_s = time.monotonic()
         line.keep(bucket, versions)
+        if line.is_incomplete and (node := self.leases.member(endpoint)) is not None:
+            self.leases.require_comparison(node.uuid)
         if line.task is None or line.task.done():
             name = f"telling {endpoint} of writes"
             line.task = asyncio.create_task(keep_going(name, partial(self._deliver, endpoint, line)), name=name)

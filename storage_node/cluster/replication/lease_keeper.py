@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -31,9 +30,8 @@ from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 from storage_node.limits.wakeup import Wakeup
 from storage_node.store.checksum import decode_checked, encode_checked
-from storage_node.store.files.growing_file import sync_folder
+from storage_node.store.files.growing_file import write_atomically
 from storage_node.store.format import Version
-from storage_node.store.permissions import private
 from storage_node.store.replica_state import clock_s
 
 FILE_NAME = "withheld.json"
@@ -129,6 +127,10 @@ class ReadLeases:
         if node_uuid in self._kept and node_uuid not in self._must_compare:
             self._kept.discard(node_uuid)
             await self._keep()
+
+    def require_comparison(self, node_uuid: bytes) -> None:
+        """Make a node that cannot be told of all it missed compare its replicas before it gets a lease again."""
+        self._must_compare.add(node_uuid)
 
     async def returned(self, node_uuid: bytes) -> None:
         """Note that a node has restarted: it serves nothing before it has compared its replicas with all others."""
@@ -301,13 +303,7 @@ def _write(roots: Sequence[Path], nodes: Sequence[bytes]) -> None:
     """Record the nodes on every writable drive; durable on return."""
     data = encode_checked("withheld", _FORMAT, {"nodes": [uuid.hex() for uuid in nodes]})
     for root in roots:
-        part = root / (FILE_NAME + ".new")
         try:
-            with open(part, "wb", opener=private) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, root / FILE_NAME)
-            sync_folder(root)
+            write_atomically(root / FILE_NAME, data)
         except OSError as error:
             log.warning("%s cannot be written: %s", root / FILE_NAME, error)
