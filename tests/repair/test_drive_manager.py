@@ -242,6 +242,32 @@ def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_
 
 
 @pytest.mark.slow
+def test_while_a_drive_that_has_returned_cannot_be_used_the_others_are_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node compares its copies once, not with each try to open the drive; and not at all without the drive."""
+    monkeypatch.setattr(manager, "RETURN_INTERVAL_S", 0.1)
+    with drive_cluster(tmp_path, 2, buckets={TWO: 2}, reconcile_patience_s=3.0, drive_grace_s=0.0) as cluster:
+        with connect(cluster.url, options=PATIENT_CLIENT) as client:
+            fill(cluster, client.bucket(TWO))
+        here, folder, away = on_drive(cluster, 1, 1, TWO), cluster.folder(1, 0), tmp_path / "away"
+        folder.rename(away)
+        eventually(lambda: cluster.states(1) == ["MISSING", "ACTIVE"], TIMEOUT_S)
+        (away / "catalog" / "CURRENT").write_text("of another program")
+        away.rename(folder)
+        eventually(lambda: cluster.nodes[1].drives.problem_at(folder), TIMEOUT_S)
+        cluster.nodes[0].stop(grace_s=0.2)
+        with connect(cluster.nodes[1].url, options=ClusterOptions(retry_s=1.0)) as client:
+
+            def are_read() -> bool:
+                items = client.bucket(TWO).get_batch(sorted(here), on_error="placeholder")
+                return items.tobytes() == [OBJECTS[name] for name in sorted(here)]
+
+            eventually(are_read, TIMEOUT_S, interval_s=0.1)
+        assert cluster.nodes[1].drives.problem_at(folder)
+
+
+@pytest.mark.slow
 def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(TWO)

@@ -272,12 +272,20 @@ class DriveManager:
             await self._repair.drive_lost()
 
     async def _enable(self, uuid: str, path: Path | None) -> None:
-        self._repair.compare_again()  # it may have missed writes
+        loop = asyncio.get_running_loop()
+
+        async def compare_again() -> None:
+            self._repair.compare_again()
+
+        def opened() -> None:  # only then: a drive that cannot be opened is tried again and again
+            asyncio.run_coroutine_threadsafe(compare_again(), loop).result()  # it may have missed writes
+
         try:
-            await self._node.read(self._store.pool.enable_drive, uuid, path)
+            await self._node.read(self._store.pool.enable_drive, uuid, path, opened)
             await self._follow()
         finally:
-            self._repair.compare_again()  # comparisons made meanwhile did not include it
+            if self._drives().get(uuid) is not None:
+                self._repair.compare_again()  # comparisons made meanwhile did not include it
         log.warning("drive %s is in use again", path or uuid)
 
     async def _give_up(self, uuid: str) -> None:
@@ -407,11 +415,9 @@ class DriveManager:
         self._repair.compare_again()  # it has missed writes
         try:
             await self._node.read(self._store.pool.disable_drive, uuid, f"{drive.root} is being opened again")
-            await self._node.read(self._store.pool.enable_drive, uuid, drive.root)
+            await self._enable(uuid, drive.root)
         except LoaderError as error:
             log.error("drive %s cannot be reopened: %s", drive.root, error)
-        finally:
-            self._repair.compare_again()  # comparisons made meanwhile did not include it
 
     def _is_gone(self, uuid: str, drive: Drive) -> bool:
         """Return the result of the previous check, and start another one: a hanging disk delays nothing else."""

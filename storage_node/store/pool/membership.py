@@ -155,12 +155,14 @@ class DrivePool:
         if drive is not None:
             drive.give_up(reason)
 
-    def enable_drive(self, uuid: str, path: str | os.PathLike[str] | None = None) -> None:
+    def enable_drive(
+        self, uuid: str, path: str | os.PathLike[str] | None = None, opened: Callable[[], object] = bool
+    ) -> None:
         """Open a drive that is disabled, or was missing. `path` is its folder; None stands for its last folder, or one
         beside the other drives.
 
-        Harmless if it is open. Raises InvalidRequest, DriveFailed if it is not found, StoreFormatError, DriveFull,
-        StoreReadOnly, StoreLocked, Closed.
+        Harmless if it is open. `opened` is called before it is used. Raises InvalidRequest, DriveFailed if it is not
+        found, StoreFormatError, DriveFull, StoreReadOnly, StoreLocked, Closed.
         """
         self._drives.require_open()
         with self._lock:
@@ -178,6 +180,7 @@ class DrivePool:
                 )
             drive = self._options.open(root, DriveIdentity(uuid, self._record.current.store_uuid), self._record.current)
             try:
+                opened()
                 self._admit(slot, drive)
             except BaseException:
                 drive.close()
