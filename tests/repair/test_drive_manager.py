@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.ray_head import ClusterError
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from storage_node.store.drive.drive import Drive
 from storage_node.store.store import Store
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 from tests.patience import PATIENT_CLIENT
@@ -457,4 +459,29 @@ def test_a_drive_that_is_disabled_by_hand_while_giving_it_up_waits_for_its_turn_
             await asyncio.gather(*drives._changes)
 
         asyncio.run_coroutine_threadsafe(turn(), cluster.nodes[2]._loop).result(TIMEOUT_S)
+        assert cluster.states(2) == ["ACTIVE", "DISABLED"]
+
+
+@pytest.mark.slow
+def test_a_drive_that_is_being_disabled_is_not_taken_for_one_that_has_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commits, which are waited for, may take long on a drive that fails."""
+    monkeypatch.setattr(manager, "RETURN_INTERVAL_S", 0.05)
+    go_on, give_up = threading.Event(), Drive.give_up
+
+    def slowly(drive: Drive, reason: str) -> None:
+        assert go_on.wait(TIMEOUT_S)
+        give_up(drive, reason)
+
+    with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster:
+        drives, uuid = cluster.nodes[2].drives, cluster.drive_uuid(2, 1)
+        monkeypatch.setattr(Drive, "give_up", slowly)
+        disabling = asyncio.run_coroutine_threadsafe(drives.disable(uuid), cluster.nodes[2]._loop)
+        try:
+            eventually(lambda: len(drives._changes) == 2, TIMEOUT_S)  # another one waits for its turn
+        finally:
+            go_on.set()
+        disabling.result(TIMEOUT_S)
+        eventually(lambda: not drives._changes, TIMEOUT_S)
         assert cluster.states(2) == ["ACTIVE", "DISABLED"]

@@ -271,7 +271,10 @@ class DriveManager:
             self.counts.disabled += 1
             await self._repair.drive_lost()
 
-    async def _enable(self, uuid: str, path: Path | None) -> None:
+    async def _enable(self, uuid: str, path: Path | None, missing: _Away | None = None) -> None:
+        """`missing`: only while the drive is still as it was then, and not disabled."""
+        if missing is not None and (missing.disabled or self._away.get(uuid) is not missing):
+            return
         loop = asyncio.get_running_loop()
 
         async def compare_again() -> None:
@@ -386,15 +389,13 @@ class DriveManager:
             await asyncio.sleep(RETURN_INTERVAL_S)
             in_use = {drive.root for drive in self._store.drives if drive is not None}
             last = [Path(away.path) for away in self._away.values() if away.path]
-            for path in {*last, *await self._node.read(self._find)}:
-                if path in in_use:
-                    continue
+            for path in {*last, *await self._node.read(self._find)} - in_use:
                 try:
                     identity = await self._node.read(identities.read, path)
                     self._refresh()
                     away = self._away.get(identity.drive_uuid) if identity is not None else None
                     if identity is not None and away is not None and not away.disabled:
-                        await self._in_turn(self._enable(identity.drive_uuid, path))
+                        await self._in_turn(self._enable(identity.drive_uuid, path, away))
                     self._problems.pop(path, None)
                 except (LoaderError, OSError) as error:
                     if self._problems.get(path) != str(error):
@@ -407,8 +408,7 @@ class DriveManager:
         return self._rooms.setdefault(uuid, RoomWatch()).is_stuck(refused_s, has_room=has_room)
 
     async def _open_again(self, uuid: str) -> None:
-        drive = self._known(uuid)
-        if drive is None:
+        if (drive := self._known(uuid)) is None:
             return
         log.error("drive %s has room, but its catalog refuses writes: reopening it", drive.root)
         self._rooms.pop(uuid, None)
@@ -473,7 +473,7 @@ class DriveManager:
             drives = await self._channels.ask(
                 endpoint, DrivesStub, "ListDrives", pb.ListDrivesRequest(), REACH_TIMEOUT_S, wait_for_ready=True
             )
-            return Neighbour(endpoint, drives, await self._repair.progress_of(endpoint))
+            return Neighbour(endpoint, drives, await self._repair.peers.progress(endpoint))
         except ReplicaLost:
             return Neighbour(endpoint, None, None)
 
