@@ -16,6 +16,7 @@ from ais_loader import connect
 from ais_loader.errors import CorruptObject, LoaderError
 from ais_loader.testing import SeededObjects, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.cluster.repair import peers
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster, to_one_node
@@ -68,6 +69,31 @@ def test_a_copy_that_a_reader_finds_damaged_is_mended_from_another_holder(tmp_pa
         assert {name: data for name, data in OBJECTS.items() if name in versions} == read_here(store)
         assert {name: entry.version for name, entry in store.objects(BUCKET)} == versions
         assert cluster.nodes[0].repair.progress().scrub.mended == store.damaged.mended
+
+
+def test_a_copy_that_is_large_is_mended_however_long_it_takes_to_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PUSH_TIMEOUT_S", 1.0)
+    data = seeded_bytes(12 << 20, seed=1)
+    with (
+        LocalCluster(
+            tmp_path,
+            2,
+            copies=2,
+            repair_interval_s=NEVER_S,
+            repair_bytes_per_s=4 << 20,
+            scrub_interval_s=0.5,
+            scrub_bytes_per_s=1 << 30,
+        ) as cluster,
+        connect(",".join(node.url for node in cluster.nodes)) as client,
+    ):
+        client.bucket(BUCKET).put("large", data)
+        store = store_of(cluster, 1)
+        eventually(lambda: [name for name, _ in store.objects(BUCKET)] == ["large"], TIMEOUT_S)
+        flip_a_byte(file_of(store, "large", BUCKET))
+        eventually(lambda: store.damaged.mended, TIMEOUT_S)
+        assert read_here(store) == {"large": data}
 
 
 def test_what_nobody_reads_is_found_by_the_scrub_and_mended(tmp_path: Path) -> None:

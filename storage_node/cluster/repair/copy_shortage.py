@@ -75,8 +75,7 @@ class CopyShortage:
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
         local = view.position[self._membership.node_uuid]
-        held = await self._held(bucket.name, names)
-        page, answers = await self._compare(view, bucket, held)
+        page, answers = await self._compare(view, bucket, await self._held(bucket.name, names))
         mine = dict(zip(page.names, page.states, strict=True))
         owners = dict(zip(page.names, page.owners, strict=True))
         lacking: dict[int, list[str]] = {}

@@ -8,7 +8,7 @@ no other holder; it only finds and counts damage. Belongs to the node's event lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
@@ -82,13 +82,13 @@ class DamageRepair:
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
         answers, _ = await self._peers.newest(view, bucket, dict.fromkeys(others, left))
         for node in others:
-            having, newer = [], {}
+            having, newer = dict[str, int](), dict[str, Version]()
             for name in left:
                 state = answers.get(node, {}).get(name)
                 if state is None or state is UNKNOWN:
                     continue
-                if state.version == names[name]:
-                    having += [] if state.is_evicted else [name]
+                if state.version == names[name] and not state.is_evicted:
+                    having[name] = state.size_bytes
                 elif state.version > names[name]:
                     newer[name] = state.version
             if newer:  # fetched like a missed write
@@ -97,12 +97,12 @@ class DamageRepair:
                 await self._fetch(view, bucket, node, having)
                 left = await self._node.read(self._still_damaged, bucket_uuid, {name: names[name] for name in left})
 
-    async def _fetch(self, view: ClusterView, bucket: pb.MapBucket, node: int, names: Sequence[str]) -> None:
+    async def _fetch(self, view: ClusterView, bucket: pb.MapBucket, node: int, sizes: Mapping[str, int]) -> None:
         endpoint = view.nodes[node].peer_endpoint
         try:
-            await self._peers.push(endpoint, bucket, names, self._membership.node_uuid)
+            await self._peers.push(endpoint, bucket, sizes, self._membership.node_uuid)
         except ReplicaLost as lost:
-            log.info("%d damaged copies cannot be had from %s for now: %s", len(names), endpoint, lost)
+            log.info("%d damaged copies cannot be had from %s for now: %s", len(sizes), endpoint, lost)
 
     def _still_damaged(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> list[str]:
         """Return the names that are still damaged; drop those that were replaced, deleted or repaired, or that read

@@ -21,7 +21,8 @@ from storage_node.store.format import Version
 
 PAGE_NAMES = 1000
 PUSH_TIMEOUT_S = 120.0
-"""Time for a node to send what it was asked for, including its wait for a turn."""
+"""Time for a node to send what it was asked for, including its wait for a turn, beside that for the bytes."""
+_LEAST_BYTES_PER_S = 1 << 20
 T = TypeVar("T")
 
 
@@ -125,10 +126,11 @@ class RepairPeers:
             call = rpc.RepairStub(self.channels.to(endpoint)).Recall(request)
             await while_it_answers(call, self.channels, endpoint)
 
-    async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], node_uuid: bytes) -> None:
-        """Make the node send these names to this one. Raises ReplicaLost."""
-        request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=node_uuid)
-        await self.channels.ask(endpoint, rpc.RepairStub, "Push", request, PUSH_TIMEOUT_S)
+    async def push(self, endpoint: str, bucket: pb.MapBucket, sizes: Mapping[str, int], node_uuid: bytes) -> None:
+        """Make the node send objects to this one, of about these sizes by name. Raises ReplicaLost."""
+        request = wire.PushRequest(bucket=bucket_ref(bucket), name=sizes, node_uuid=node_uuid)
+        timeout_s = PUSH_TIMEOUT_S + sum(sizes.values()) / _LEAST_BYTES_PER_S
+        await self.channels.ask(endpoint, rpc.RepairStub, "Push", request, timeout_s)
 
     async def too_few(self, endpoint: str, bucket: pb.MapBucket | None = None, names: Sequence[str] = ()) -> None:
         """Make the node create the missing replicas of these objects, or of all that it has. Raises ReplicaLost."""

@@ -358,11 +358,11 @@ class Reconciler:
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
         names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
         for group in batches(names, sizes, most_names=GROUP_NAMES, most_bytes=4 * GROUP_BYTES):
-            part = [names[at] for at in group]
+            part = {names[at]: sizes[at] for at in group}
             await self._peers.push(endpoint, bucket, part, self._membership.node_uuid)
-            left = await self._node.read(self._still_older, bucket, part)
+            left = await self._node.read(self._still_older, bucket, list(part))
             self._counts.names_fetched += len(part) - len(left)
-            self._counts.bytes_fetched += sum(sizes[at] for at in group if names[at] not in left)
+            self._counts.bytes_fetched += sum(size for name, size in part.items() if name not in left)
 
     def _still_older(self, bucket: pb.MapBucket, names: Sequence[str]) -> dict[str, State | None]:
         """Return this node's state of the names that are still stale, and mark the others as up to date."""

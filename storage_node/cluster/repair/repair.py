@@ -166,10 +166,6 @@ class Repair:
     def peers(self) -> RepairPeers:
         return self._peers
 
-    async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
-        """Return the repair progress of another node. Raises ReplicaLost."""
-        return await self._peers.progress(endpoint)
-
     async def _ask_about_unsure(self) -> None:
         while True:
             await self.unsure.due.wait()
