@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import tarfile
@@ -17,9 +18,10 @@ from ais_loader.errors import CorruptObject, LoaderError
 from ais_loader.testing import SeededObjects, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.repair import peers
-from storage_node.store.read.object_reader import open_member
+from storage_node.store.read.object_reader import open_member, open_object
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster, to_one_node
+from tests.node.drive_kit import drive_cluster
 from tests.node.node_kit import serving
 from tests.store.store_kit import contents, file_of, flip_a_byte
 from tests.tar_kit import packed_tar
@@ -223,3 +225,25 @@ def cluster_read(cluster: LocalCluster, number: int, shard: str, members: Sequen
     with closing(to_one_node(cluster.nodes[number].url)) as transport:
         answer = Answer.of(transport.open_batch(request, timeout_s=TIMEOUT_S))
     return [answer.data[at] for at in range(len(members))]
+
+
+def test_a_damaged_copy_is_mended_beside_one_on_a_drive_that_is_disabled(tmp_path: Path) -> None:
+    config = {"scrub_interval_s": 0, "repair_interval_s": NEVER_S}
+    with drive_cluster(tmp_path, 2, buckets={BUCKET: 2}, **config) as cluster, connect(cluster.url) as client:
+        client.bucket(BUCKET).put_many(OBJECTS.items())
+        cluster.copied(BUCKET, set(OBJECTS))
+        store, node = cluster.store(1), cluster.nodes[1]
+        drive, uuid = store.drives[0], store.bucket(BUCKET).uuid_bytes
+        assert drive is not None
+        away = {name for name, _ in drive.scan(uuid, "", "")}
+        versions = {name: entry.version for name, entry in store.objects(BUCKET)}
+        kept = next(name for name in versions if name not in away and file_of(store, name, BUCKET).is_file())
+        disabled = node.drives.disable(drive.identity.drive_uuid)
+        asyncio.run_coroutine_threadsafe(disabled, node._loop).result(TIMEOUT_S)
+        flip_a_byte(file_of(store, kept, BUCKET))
+        for name in (min(away), kept):
+            store.damaged.note(uuid, name, versions[name])
+        eventually(lambda: store.damaged.mended, TIMEOUT_S)
+        assert store.damaged.by_bucket() == {uuid: {min(away): versions[min(away)]}}
+        with closing(open_object(store, BUCKET, kept)) as reader:
+            assert b"".join(reader) == OBJECTS[kept]

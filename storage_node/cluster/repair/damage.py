@@ -7,10 +7,11 @@ no other holder; it only finds and counts damage. Belongs to the node's event lo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import DriveFailed, LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -111,14 +112,15 @@ class DamageRepair:
         for name, version in names.items():
             if self._damaged.version_of(bucket_uuid, name) != version:
                 continue
-            found = self._store.drive_set.newest(bucket_uuid, name)
-            entry = found.record
-            if entry is None or entry.version != version or not entry.has_file:  # it may have been coded meanwhile
-                self._damaged.drop(bucket_uuid, name)
-            elif is_whole(self._store.drive_set.at(found.slot), entry):
-                self._damaged.drop_whole(bucket_uuid, name, version)
-            else:
-                left.append(name)
+            with contextlib.suppress(DriveFailed):  # nothing can be written there now
+                found = self._store.drive_set.newest(bucket_uuid, name)
+                entry = found.record
+                if entry is None or entry.version != version or not entry.has_file:  # it may have been coded meanwhile
+                    self._damaged.drop(bucket_uuid, name)
+                elif is_whole(self._store.drive_set.at(found.slot), entry):
+                    self._damaged.drop_whole(bucket_uuid, name, version)
+                else:
+                    left.append(name)
         return left
 
     # -- looking for it
