@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import eventually
+from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.coding import keeper
 from storage_node.cluster.coding.fragments import FragmentWriter
 from storage_node.cluster.coding.group import Manifest
+from storage_node.cluster.coding.keeper import Keeper
 from storage_node.store.names import CODED_PREFIX
 from tests.coding.coded_kit import CodedCluster, SettableClock
 from tests.node.cluster_kit import BUCKET
@@ -47,6 +51,33 @@ def test_a_group_that_only_a_snapshot_sees_gets_its_lost_fragments_again(tmp_pat
             eventually(lambda: has(cluster, cluster.holder(lost), lost))
             pinned = client.bucket(f"{BUCKET}@s")
             assert [item.tobytes() for item in pinned.get_batch(list(OBJECTS))] == list(OBJECTS.values())
+
+
+def test_the_last_copy_of_an_object_whose_group_cannot_be_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, passes, pass_ = threading.Event(), Counter[Keeper](), Keeper.pass_
+
+    async def counted(self: Keeper, view: ClusterView) -> bool:
+        is_counted = begun.is_set()
+        clean = await pass_(self, view) if is_counted else True
+        passes[self] += is_counted
+        return clean
+
+    monkeypatch.setattr(Keeper, "pass_", counted)
+    with CodedCluster(tmp_path, coding_grace_s=3600.0, repair_interval_s=0.5) as cluster:
+        [manifest] = cluster.put_coded(OBJECTS)
+        kept = manifest.slots[0]
+        owners = cluster.owners(kept.name)
+        cluster.put_on(owners[1], {kept.name: OBJECTS[kept.name]}, {kept.name: kept.version})
+        assert [cluster.entry(number, kept.name).has_file for number in owners] == [False, True, False]
+        for fragment in manifest.fragments[:3]:
+            cluster.store(cluster.holder(fragment)).delete(cluster.companion, fragment)
+        begun.set()  # each keeper asks owners in its first pass
+        eventually(lambda: len(passes) == 6 and min(passes.values()) >= 2)
+        assert [cluster.entry(number, kept.name).has_file for number in owners] == [False, True, False]
+        with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
+            assert client.bucket(BUCKET).get(kept.name) == OBJECTS[kept.name]
 
 
 def test_fragments_that_take_longer_to_write_than_they_stay_unnamed_take_their_places(

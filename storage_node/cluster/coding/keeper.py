@@ -5,8 +5,8 @@ The first owner of a manifest keeps its group. On each pass, while the cluster i
 fragments what they have, and, less often, the owners of its objects.
 
 - Fragments that are gone or damaged, or share a host, are written again from the others.
-- An owner with a file of an object that is coded elsewhere swaps it: a swap has not come to it, or it has made a copy
-  that it could not do without.
+- An owner with a file of an object that is coded elsewhere swaps it, unless the group may be unreadable: a swap has not
+  come to it, or it has made a copy that it could not do without.
 - A group of which less than half is left, or whose redundancy is no longer that of its bucket, is dissolved: the owners
   of what is left make copies again, in the same versions, which are coded anew where the bucket is still coded. While a
   bucket has snapshots, its groups stay for them.
@@ -221,8 +221,11 @@ class Keeper:
         if is_other or (alive is not None and not bucket.snapshot and is_sparse(manifest, alive)):
             is_over = await self._dissolve(view, bucket, manifest, owners, answers) and not bucket.snapshot
             return is_over or await self._mend(view, bucket, companion, manifest), False
-        for node, slots in plain_owners(manifest, owners, answers).items():
-            await self._swap(view, bucket, manifest, node, slots)
+        if files := plain_owners(manifest, owners, answers):
+            await self._look(view, companion, manifest)
+            if len(self._lacking[group]) <= manifest.parity:  # otherwise they may be the last bytes of their objects
+                for node, slots in files.items():
+                    await self._swap(view, bucket, manifest, node, slots)
         self._kept[group] = kept._replace(looked_s=now_s)
         return await self._mend(view, bucket, companion, manifest), True
 
@@ -389,10 +392,8 @@ class Keeper:
         is_done = answers.keys() >= set(itertools.chain(*owners.values()))
         for node, slots in coded.items():
             try:
-                for part in chunks(slots, _RECALLED_NAMES):
-                    await self._peers.recall(
-                        view.nodes[node].peer_endpoint, bucket, manifest.group, [slot.name for slot in part]
-                    )
+                for part in chunks([slot.name for slot in slots], _RECALLED_NAMES):
+                    await self._peers.recall(view.nodes[node].peer_endpoint, bucket, manifest.group, part)
             except ReplicaLost as lost:
                 log.info("group %s is not dissolved for now: %s", manifest.group.hex(), lost)
                 is_done = False
