@@ -80,6 +80,17 @@ def test_the_last_copy_of_an_object_whose_group_cannot_be_read_stays(
             assert client.bucket(BUCKET).get(kept.name) == OBJECTS[kept.name]
 
 
+def test_a_group_of_a_time_to_come_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of its coder was ahead by a year, or that of its keeper has been set back since."""
+    monkeypatch.setattr(keeper, "created_ns", lambda _: time.time_ns() + 365 * 24 * 3600 * 10**9)
+    with CodedCluster(tmp_path, coding_grace_s=4.0, repair_interval_s=0.5) as cluster:
+        [manifest] = cluster.put_coded(OBJECTS)
+        slot = manifest.slots[0]
+        [owner, *_] = cluster.owners(slot.name)
+        cluster.put_on(owner, {slot.name: OBJECTS[slot.name]}, {slot.name: slot.version})
+        eventually(lambda: cluster.entry(owner, slot.name).is_coded)
+
+
 def test_fragments_that_take_longer_to_write_than_they_stay_unnamed_take_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ class Keeper:
         if kept is None or kept.version != version:
             manifest = await self._groups.manifest(bucket, group)
             young_s = (time.time_ns() - created_ns(group.hex())) / 1e9
-            looked_s = now_s - young_s if kept is None else kept.looked_s
+            looked_s = now_s - max(0.0, young_s) if kept is None else kept.looked_s
             kept = self._kept[group] = _Kept(version, manifest._replace(slots=()), looked_s)
         if not is_mine:
             self._kept[group] = kept._replace(denied={})  # its keeper tells
