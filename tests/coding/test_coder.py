@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ais_loader.testing import eventually
 from ais_loader.wire import recycled
+from ais_loader.wire.bucket_uuid import draw_bucket_uuid
+from storage_node.cluster.coding import coder
 from storage_node.cluster.coding.coder import _held
-from storage_node.cluster.coding.plan import Candidate
+from storage_node.cluster.coding.plan import Candidate, manifest_name
+from storage_node.store.format import Version
+from tests.coding.coded_kit import CodedCluster
+from tests.node.cluster_kit import BUCKET as CODED
 from tests.store.segment_kit import put_group
 from tests.store.store_kit import BUCKET, drive_of, file_of, flip_a_byte, object_files, put, store_at
 
@@ -44,3 +52,37 @@ def test_what_is_damaged_or_gone_leaves_zeros_and_the_others_are_where_they_shou
     for one, offset in zip(left, offsets, strict=True):
         expected[offset : offset + one.entry.size_bytes] = objects[one.name]
     assert held == expected
+
+
+@pytest.mark.slow
+def test_no_group_is_written_whose_manifest_a_node_that_is_away_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, drawn, wanted = 6, list[bytes](), 3
+    with CodedCluster(tmp_path, nodes=7, coding_delay_s=0.0) as cluster:
+
+        def is_owned(group: bytes) -> bool:
+            return away in cluster.owners(manifest_name(group))
+
+        def draw() -> bytes:
+            """The first groups are those of the node that is away."""
+            drawn.append(
+                next(group for group in iter(draw_bucket_uuid, b"") if is_owned(group) == (len(drawn) < wanted))
+            )
+            return drawn[-1]
+
+        monkeypatch.setattr(coder, "draw_bucket_uuid", draw)
+        cluster.stop(away)
+        names = [
+            name for name in map(str, range(1000)) if cluster.owners(name)[0] == 0 and away not in cluster.owners(name)
+        ]
+        objects = {name: bytes([at]) * 20_000 for at, name in enumerate(names[:20])}
+        versions = dict.fromkeys(objects, Version(1, cluster.store(0).replicas.clock + 1))
+        for number in range(away):
+            mine = {name: data for name, data in objects.items() if number in cluster.owners(name)}
+            cluster.put_on(number, mine, versions)
+        eventually(lambda: all(cluster.entry(at, name).is_coded for name in objects for at in cluster.owners(name)))
+        assert len(drawn) > wanted
+        for number in range(away):
+            found = cluster.store(number).replicas.newest(CODED, [*map(manifest_name, drawn[:wanted])])
+            assert found == [None] * wanted, "it stays as long as nobody can ask that node for entries of its group"

@@ -65,6 +65,7 @@ from storage_node.store.read.object_reader import open_object
 
 ROUND_GROUPS = 8
 """Most groups that share their syncs."""
+_DRAWS = 1000
 _SCANNED = 10_000
 """Entries that are looked through at once."""
 log = logging.getLogger(__name__)
@@ -250,12 +251,11 @@ class Coder:
         away: Collection[str],
     ) -> _Built:
         """Write the fragments of a group, not to hosts that are away. Raises ReplicaLost, LoaderError."""
-        redundancy, group = Redundancy(bucket.coding.data, bucket.coding.parity), draw_bucket_uuid()
+        redundancy, group = Redundancy(bucket.coding.data, bucket.coding.parity), _drawn(view, bucket, away)
         places = place_fragments(view, companion, group, range(redundancy.fragments), used=away)
         is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
-            held = memoryview(b"")
-            sizes = [objects[0].entry.size_bytes]
+            held, sizes = memoryview(b""), [objects[0].entry.size_bytes]
             offsets, fragment_bytes = lay_out(sizes, redundancy.data, most_fragment_bytes(redundancy.data))
         else:
             objects, offsets, fragment_bytes, held = await self._node.read(_held, bucket.uuid, objects, redundancy.data)
@@ -352,6 +352,15 @@ def _why_not(view: ClusterView, bucket: pb.MapBucket) -> str:
     except LoaderError as error:
         return str(error)
     return ""
+
+
+def _drawn(view: ClusterView, bucket: pb.MapBucket, away: Collection[str]) -> bytes:
+    """Draw a group whose manifest belongs to no host that is away: otherwise it would not be used, and stay until all
+    nodes answer that they have no entry of it."""
+    drawn = (draw_bucket_uuid() for _ in range(_DRAWS))
+    owned = ((group, view.owners(bucket, manifest_name(group))) for group in drawn)
+    is_near = (group for group, owners in owned if not any(view.nodes[at].host in away for at in owners))
+    return next(is_near, b"") or draw_bucket_uuid()
 
 
 async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequence[Manifest]) -> None:
