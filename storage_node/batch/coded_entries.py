@@ -52,8 +52,6 @@ async def enter_places(objects: CodedObjects, node: Node, request: pb.BatchReque
             if isinstance(problem := problems[members[position]], LoaderError):
                 batch.fail(position, problem)
     positions = [position for position in batch.coded if position not in members]
-    if positions[:1] == [0]:
-        request.resume_offset = 0  # of its bytes
     memory = FileIO(os.memfd_create("ais-loader-places", os.MFD_CLOEXEC), "w+")
     if len(positions) <= _FEW:
         batch.enter_places(memory, positions)

@@ -204,6 +204,24 @@ def test_a_batch_goes_on_in_the_middle_of_its_first_entry(coded: Made, local: bo
     coded.cluster.settle()
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_a_batch_that_goes_on_at_the_end_of_an_entry_or_behind_it_ends(coded: Made, local: bool) -> None:
+    owners = coded.cluster.owners("large")
+    number = owners[0] if local else next(number for number in range(6) if number not in owners)
+    for start, length in ((0, len(OBJECTS["large"])), (1000, 5_000_000)):
+        for behind_bytes, status in ((0, pb.OK), (1, pb.NOT_FOUND), (20_000_000, pb.NOT_FOUND)):
+            request = pb.BatchRequest(bucket=[BUCKET], name=["large", "large"], ordered=True, local=local)
+            request.start.extend([start, 7])
+            request.length.extend([length, 11])
+            request.initial_credit_bytes, request.resume_offset = PLENTY, length + behind_bytes
+            request.resume_checksum = crc32c(OBJECTS["large"][start : start + length])
+            request.resume_version = str(coded.cluster.entry(owners[0], "large").version)
+            answer = resumed(coded.cluster.nodes[number].url, request)
+            assert answer.status == {0: status, 1: pb.OK}, answer.faults
+            assert (answer.data[0], answer.data[1]) == (b"", OBJECTS["large"][7:18])
+    coded.cluster.settle()
+
+
 def test_an_entry_beyond_what_a_batch_carries_fails_alone(coded: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (batch_module, fast_path):
         monkeypatch.setattr(module, "MAX_ITEM_BYTES", 1 << 20)

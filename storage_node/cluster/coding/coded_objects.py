@@ -59,10 +59,10 @@ class CodedObjects:
     async def chunks(
         self, bucket_uuid: bytes, entry: CatalogEntry, start: int, size_bytes: int, *, verify: bool = True
     ) -> AsyncGenerator[memoryview, None]:
-        """Yield a range of an object in order, with the next window being read. Raises LoaderError."""
-        windows = [
-            (at, min(WINDOW_BYTES, start + size_bytes - at)) for at in range(start, start + size_bytes, WINDOW_BYTES)
-        ]
+        """Yield a range of an object in order, with the next window being read; one without bytes if it is empty.
+        Raises LoaderError."""
+        end = start + size_bytes
+        windows = [(at, min(WINDOW_BYTES, end - at)) for at in range(start, max(start + 1, end), WINDOW_BYTES)]
         ahead: asyncio.Task[list[memoryview | LoaderError]] | None = None
         try:
             for number in range(len(windows)):

@@ -165,6 +165,10 @@ class StoreBatch(FrameReader):
             self._table.kind[position] = pb.CODED
             if (size_bytes := entry.size_bytes - start if length < 0 else length) > MAX_ITEM_BYTES:
                 self._table.fail_too_large(position, size_bytes)
+            elif not position and size_bytes < self._request.resume_offset:
+                self._table.sizes[0] = size_bytes  # `spans` refuses it
+            elif not position:
+                self._request.resume_offset = 0  # of its bytes
         self._changed = True
 
     def keep(self, spooled: Closable) -> None:
