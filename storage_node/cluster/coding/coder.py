@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,7 +65,6 @@ from storage_node.store.read.object_reader import open_object
 
 ROUND_GROUPS = 8
 """Most groups that share their syncs."""
-_DRAWS = 1000
 _SCANNED = 10_000
 """Entries that are looked through at once."""
 log = logging.getLogger(__name__)
@@ -178,9 +177,8 @@ class Coder:
         """Return objects after a key of which this node is the first owner; and the last key, if there may be more."""
         files: list[tuple[str, bytes]] = []
         last, seen = None, 0
-        for last, value in itertools.islice(
-            drive.catalog.scan(fmt.object_key(bucket.uuid, ""), after or None), _SCANNED
-        ):
+        scan = drive.catalog.scan(fmt.object_key(bucket.uuid, ""), after or None)
+        for last, value in itertools.islice(scan, _SCANNED):
             seen += 1
             if fmt.has_file(value):
                 files.append((fmt.name_of_key(last), value))
@@ -199,7 +197,6 @@ class Coder:
         reached, coded = await self._within_reach(view, bucket, owners, versions)
         now_s = time.monotonic()
         able = {at for at in reached if self._refused.get(view.nodes[at].uuid, now_s) <= now_s}
-        away = {node.host for at, node in enumerate(view.nodes) if at not in reached}
         built: list[_Built] = []
         began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
         for group in groups:
@@ -207,7 +204,7 @@ class Coder:
             if sum(one.entry.size_bytes for one in objects) < bucket.coding.data * LEAST_FRAGMENT_BYTES:
                 continue
             try:
-                built.append(await self._write(view, bucket, companion, objects, away))
+                built.append(await self._write(view, bucket, companion, objects, reached))
                 if is_alone(group[0].entry, bucket.coding.data):  # that may have taken long, and it is alone
                     began_ms, began_s = self._node.store.clock.wall_ms(), time.monotonic()
             except (ReplicaLost, LoaderError) as error:
@@ -248,10 +245,13 @@ class Coder:
         bucket: pb.MapBucket,
         companion: pb.MapBucket,
         objects: Sequence[Candidate],
-        away: Collection[str],
+        reached: set[int],
     ) -> _Built:
-        """Write the fragments of a group, not to hosts that are away. Raises ReplicaLost, LoaderError."""
-        redundancy, group = Redundancy(bucket.coding.data, bucket.coding.parity), _drawn(view, bucket, away)
+        """Write the fragments of a group, to hosts whose nodes have been reached. Raises ReplicaLost, LoaderError."""
+        redundancy, drawn = Redundancy(bucket.coding.data, bucket.coding.parity), iter(draw_bucket_uuid, b"")
+        # A group whose manifest an owner lacks is not used, and stays until all nodes answer that they have none of it.
+        group = next(one for one in drawn if reached.issuperset(view.owners(bucket, manifest_name(one))))
+        away = {node.host for at, node in enumerate(view.nodes) if at not in reached}
         places = place_fragments(view, companion, group, range(redundancy.fragments), used=away)
         is_large = is_alone(objects[0].entry, redundancy.data)
         if is_large:
@@ -352,15 +352,6 @@ def _why_not(view: ClusterView, bucket: pb.MapBucket) -> str:
     except LoaderError as error:
         return str(error)
     return ""
-
-
-def _drawn(view: ClusterView, bucket: pb.MapBucket, away: Collection[str]) -> bytes:
-    """Draw a group whose manifest belongs to no host that is away: otherwise it would not be used, and stay until all
-    nodes answer that they have no entry of it."""
-    drawn = (draw_bucket_uuid() for _ in range(_DRAWS))
-    owned = ((group, view.owners(bucket, manifest_name(group))) for group in drawn)
-    is_near = (group for group, owners in owned if not any(view.nodes[at].host in away for at in owners))
-    return next(is_near, b"") or draw_bucket_uuid()
 
 
 async def record(writes: WriteCoordinator, bucket: pb.MapBucket, manifests: Sequence[Manifest]) -> None:

@@ -55,11 +55,8 @@ class FragmentWriter:
         outgoing: dict[int, OutgoingObject] = {}
         try:
             for index, (name, node) in places.items():
-                stream = (
-                    LocalReplicaStream(self._node)
-                    if node == position
-                    else RemoteReplicaStream(view.nodes[node].peer_endpoint, self._peers.channels)
-                )
+                endpoint, channels = view.nodes[node].peer_endpoint, self._peers.channels
+                stream = LocalReplicaStream(self._node) if node == position else RemoteReplicaStream(endpoint, channels)
                 outgoing[index] = OutgoingObject(stream, companion, name)
             await self._send(manifest, outgoing, read, is_coded=is_coded)
             version = await self._node.read(self._node.store.replicas.next_version, view.nodes[position].number, ())

@@ -342,9 +342,8 @@ class GroupReader:
             async with aclosing(self._fetching.frames(request)) as frames:
                 async for frame in frames:
                     offset = frame.piece.offset if frame.piece is not None else 0
-                    for at, status, data in zip(
-                        frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True
-                    ):
+                    entries = zip(frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True)
+                    for at, status, data in entries:
                         one, fragment = chosen[at]
                         if status:
                             one.lose(fragment)
