@@ -64,7 +64,7 @@ class Admission:
         if not request.local and rates is not None and (why := rates.take(request.tenant)) is not None:
             raise Busy(why, "rate")
         call_slots, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
-        if request.local and len(request.bucket) == 1 and _is_of_groups(request.bucket[0], request.name[:1]):
+        if request.local and len(request.bucket) == 1 and is_of_groups(request.bucket[0], request.name[:1]):
             call_slots, what = self.fragments, "fragments"
         size_bytes = request.ByteSize()
         if not self.requests.acquire_now(size_bytes, tenant=request.tenant):
@@ -108,7 +108,8 @@ class Admission:
             self._answer_bytes[call_slot] = left_bytes
 
 
-def _is_of_groups(bucket: str, names: Sequence[str]) -> bool:
+def is_of_groups(bucket: str, names: Sequence[str]) -> bool:
+    """Whether these are fragments of coded objects, or manifests of their groups."""
     return is_companion(bucket) or any(name.startswith(CODED_PREFIX) for name in names)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -170,6 +171,17 @@ def test_an_owner_that_is_slow_to_say_where_its_entries_are_delays_no_batch(own:
     assert_read(own.cluster.ask(NAMES), NAMES)
     own.cluster.links[slow].flow()
     own.cluster.settle()
+
+
+def test_lost_fragments_are_no_failed_entries(tmp_path: Path) -> None:
+    with CodedCluster(tmp_path, max_soft_errors=0, repair_interval_s=3600.0) as cluster:
+        found = made(cluster)
+        for group in found.groups:
+            for fragment in (group.fragments[0], group.fragments[4]):
+                cluster.store(cluster.holder(fragment)).delete(cluster.companion, fragment)
+        assert_read(cluster.ask(NAMES), NAMES)
+        with pytest.raises(errors.EntryFailed, match=r"max_soft_errors.*'missing'"):
+            cluster.ask(["missing", *NAMES])
 
 
 def resumed(url: str, request: pb.BatchRequest) -> Answer:

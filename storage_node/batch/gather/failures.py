@@ -14,6 +14,7 @@ from ais_loader.errors import EntryFailed, LoaderError, ObjectReplaced
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.reorder import Reorder, Resume
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.batch.admission import is_of_groups
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.resources import BatchResources
 from storage_node.store.places import without_places
@@ -38,9 +39,9 @@ class Failures:
         fail: Callable[[LoaderError], None],
     ) -> None:
         self._resources = resources
-        self._request = request
-        self._routing = routing
+        self._request, self._routing = request, routing
         self._fail = fail
+        self._is_limited = not is_of_groups(request.bucket[0], request.name[:1])  # others take the place of fragments
         self.worst: dict[int, tuple[int, EntryFault]] = {}
         """For each position: the most severe status that a node has reported, with its reason."""
         self._tried: dict[int, set[int]] = {}
@@ -74,7 +75,7 @@ class Failures:
         if left[0] not in tried:  # retrying unreachable nodes is limited by time instead
             self._recoveries += 1
             self._resources.recoveries += 1
-            if self._recoveries > self._resources.node.config.reads.max_recoveries:
+            if self._is_limited and self._recoveries > self._resources.node.config.reads.max_recoveries:
                 self._fail(self._too_many("had to be asked of another node", "max_recoveries"))
         return True
 
@@ -89,7 +90,7 @@ class Failures:
         """Count an entry that fails finally."""
         self._soft_errors += 1
         self._resources.soft_errors += 1
-        if self._soft_errors > self._resources.node.config.reads.max_soft_errors:
+        if self._is_limited and self._soft_errors > self._resources.node.config.reads.max_soft_errors:
             self._fail(self._too_many("failed", "max_soft_errors"))
 
     def _too_many(self, what: str, setting: str) -> EntryFailed:
