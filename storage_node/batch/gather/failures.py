@@ -39,8 +39,7 @@ class Failures:
         fail: Callable[[LoaderError], None],
     ) -> None:
         self._resources = resources
-        self._request, self._routing = request, routing
-        self._fail = fail
+        self._request, self._routing, self._fail = request, routing, fail
         self._is_limited = not is_of_groups(request.bucket[0], request.name[:1])  # others take the place of fragments
         self.worst: dict[int, tuple[int, EntryFault]] = {}
         """For each position: the most severe status that a node has reported, with its reason."""
