@@ -170,7 +170,8 @@ class _Rows(ItemDecoder):
 def _opened(size_bytes: int, parts: Iterable[tuple[int, Buffer]], **options: Any) -> pyarrow.parquet.ParquetFile:
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetFile(SparseFile(size_bytes, parts), pre_buffer=False, **options)
+    file = SparseFile(size_bytes, parts)
+    return pyarrow.parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True, **options)
 
 
 def _footers(client: Client, objects: Sequence[ObjectInfo], timeout_s: float) -> list[pyarrow.parquet.FileMetaData]:

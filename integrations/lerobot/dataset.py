@@ -121,8 +121,8 @@ class _Files:
         tables = []
         for name, data in zip(names, self.read(names), strict=True):
             try:
-                tables.append(pa.parquet.read_table(io.BytesIO(data)))
-            except pa.ArrowInvalid as error:
+                tables.append(pa.parquet.read_table(io.BytesIO(data), page_checksum_verification=True))
+            except (pa.ArrowInvalid, OSError) as error:
                 raise InvalidRequest(f"{self.url}{name}: {error}") from None
         return pa.concat_tables(tables, promote_options="default")
 

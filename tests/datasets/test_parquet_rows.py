@@ -214,6 +214,19 @@ def test_damaged_pages_are_told_where_they_are(local_store: Client) -> None:
     assert any("sample 100 of its dataset, ais://damaged/x" in note for note in raised.value.__notes__)
 
 
+def test_a_page_that_does_not_match_its_checksum_is_refused(local_store: Client) -> None:
+    bucket = local_store.create_bucket("damaged", exist_ok=True)
+    data = parquet(
+        pa.table({"id": range(9)}), row_group_size=3, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    value = data.index((4).to_bytes(8, "little") + (5).to_bytes(8, "little"))  # only in the page of the second group
+    bucket.put("x", data[:value] + b"\7" + data[value + 1 :])
+    rows = ParquetRows(local_store, ["ais://damaged/x"])
+    assert [rows[at]["id"] for at in (0, 2, 6)] == [0, 2, 6]
+    with pytest.raises(errors.ArchiveDamaged, match=r"row group 1, which cannot be decoded: .*checksum"):
+        rows[4]
+
+
 @table(
     ("call", "message"),
     [

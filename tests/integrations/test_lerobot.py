@@ -47,7 +47,7 @@ def frames_of(data: bytes) -> list[Any]:
 
 def parquet(**columns: Any) -> bytes:
     file = io.BytesIO()
-    pa.parquet.write_table(pa.table(columns), file)
+    pa.parquet.write_table(pa.table(columns), file, compression="none", write_page_checksum=True)
     return file.getvalue()
 
 
@@ -247,6 +247,11 @@ FEATURES = json.loads(FILES["meta/info.json"])["features"]
             "InvalidRequest: episodes have other lengths than meta/episodes says",
         ),
         ({"data/chunk-000/file-001.parquet": b"PAR1"}, {}, "InvalidRequest: data/chunk-000/file-001.parquet"),
+        (
+            {"meta/tasks.parquet": FILES["meta/tasks.parquet"].replace(b"push the", b"pull the", 1)},
+            {},
+            "InvalidRequest: ais://changed/meta/tasks.parquet: could not verify page integrity",
+        ),
         ({"meta/info.json": b"{}"}, {}, "InvalidRequest: meta/: 'codebase_version' is missing"),
     ],
 )
