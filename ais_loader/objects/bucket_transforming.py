@@ -10,13 +10,7 @@ from ais_loader import errors
 from ais_loader.name_matching import pattern_list
 from ais_loader.objects.bucket_part import BucketPart
 from ais_loader.objects.copy import job_stages
-from ais_loader.transforms.transform_job import (
-    OnJobProgress,
-    PlannedResult,
-    TransformJob,
-    plan_job,
-    start_job,
-)
+from ais_loader.transforms.transform_job import OnJobProgress, PlannedResult, TransformJob, plan_job, start_job
 from ais_loader.values.pipeline import Etl
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.job_names import JobNames, expand_template

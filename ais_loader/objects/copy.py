@@ -55,13 +55,7 @@ class BucketCopying(BucketPart):
     """Copies and renames."""
 
     def copy(
-        self,
-        name: str,
-        to: str,
-        *,
-        to_bucket: str | None = None,
-        if_absent: bool = False,
-        etl: Etl | None = None,
+        self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False, etl: Etl | None = None
     ) -> ObjectInfo:
         """Copy an object with its metadata, within this bucket or to another one. The bytes do not leave the store.
 

@@ -27,9 +27,8 @@ class TokenWindows(RangeDataset):
     """A map-style dataset of the windows of `window` tokens in arrays, for any sampler or plan.
 
     A sample is a numpy array of shape (window,), in the machine's byte order, that nothing else refers to; with
-    `as_tensor`, a torch tensor of int64. Windows
-    begin at every `stride` tokens of each array and never extend over its end: tokens that are left over at the end are
-    in no window. The windows of an array follow each other, array after array.
+    `as_tensor`, a torch tensor of int64. Windows begin at every `stride` tokens of each array and never extend over its
+    end: tokens that are left over there are in no window. The windows of an array follow each other, array after array.
 
     A batch is one request, whatever arrays its windows are in. Only the windows' bytes are read, and verified. Arrays
     are read in the version that they had when the dataset was made: if one is replaced later, reading it raises

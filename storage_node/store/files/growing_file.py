@@ -59,10 +59,7 @@ class GrowingFile(Generic[T]):
         with open(fd, "wb") as file:
             if _identity(os.fstat(fd)) != left or left[1] + len(line) > self._most_bytes:
                 return None
-            for part in (
-                line[:-1],
-                line[-1:],
-            ):  # a line with its end is whole: pages of one write are stored in any order
+            for part in (line[:-1], line[-1:]):  # a line with its end is whole: pages are stored in any order
                 file.write(part)
                 file.flush()
                 os.fsync(fd)

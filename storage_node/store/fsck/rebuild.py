@@ -135,14 +135,7 @@ class _Rebuild:
         for root in rebuilt:
             self._swap(root, seen[root])
         self._summarize(drives, seen)
-        return Report(
-            "rebuild",
-            record.store_uuid,
-            tuple(self._summaries),
-            tuple(self._findings),
-            self._verify,
-            False,
-        )
+        return Report("rebuild", record.store_uuid, tuple(self._summaries), tuple(self._findings), self._verify, False)
 
     # -- identities
 
