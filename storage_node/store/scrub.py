@@ -22,6 +22,8 @@ from storage_node.store.checksum import crc32c, decode_checked, encode_checked
 from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
+from storage_node.store.files.error_counters import is_passing
+from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.permissions import private
 
@@ -114,7 +116,12 @@ class DriveScrub:
                 if read_bytes >= most_bytes:
                     self.progress.bytes += read_bytes
                     return read_bytes
-        except (CorruptObject, OSError):
+        except OSError as error:
+            if is_passing(error):
+                self._reading = None  # to be begun again
+                raise drive_error(error, self._drive.root, "comparing an object") from error
+            self._found(key, entry)
+        except CorruptObject:
             self._found(key, entry)
         self._reading, self.progress.after = None, key.hex()
         self.progress.objects += 1
@@ -179,7 +186,11 @@ def is_whole(drive: Drive, entry: CatalogEntry) -> bool:
     try:
         for _ in compare_copy(drive, entry):
             pass
-    except (CorruptObject, OSError):
+    except OSError as error:
+        if is_passing(error):
+            raise drive_error(error, drive.root, "comparing an object") from error
+        return False
+    except CorruptObject:
         return False
     return True
 

@@ -68,6 +68,7 @@ from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.failpoints import failpoint
+from storage_node.store.files.error_counters import is_passing
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import SegmentUse, file_of
 from storage_node.store.format import CatalogEntry, Identity
@@ -413,28 +414,35 @@ class Garbage:
             self.reap()
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files that are due, or all of them. Returns how many. Raises LoaderError."""
+        """Remove dead files that are due, or all of them. Returns how many. Raises LoaderError.
+
+        What the drive cannot remove is left to the next start, unless it is of a denial, or the error will pass.
+        """
         self._unlink_abandoned()
         reaped, kept = 0, list[_Dead]()
         problem: OSError | None = None
-        while due := self._take_due(everything=everything):
-            gone: list[bytes] = []
-            unlinked = self._files.unlink_many([dead.path for dead in due], durably=any(dead.durably for dead in due))
-            problem = next(iter(unlinked.failed.values()), problem)
-            for dead in due:
-                if dead.path in unlinked.failed:
-                    kept += [dead] if dead.durably else []
-                    continue
-                reaped += 1
-                self._removed(dead.path)
-                gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.generation))
-                if dead.size_bytes > fmt.BLOCK_BYTES:
-                    gone.extend(_blocks_keys(dead))
-            failpoint("reap.unlinked")
-            self._forget(gone, unlinked.segments)
-        with self._lock:
-            self._waiting.extend(dead._replace(due_s=time.monotonic() + self._grace_s) for dead in kept)
-            self._waiting_bytes += sum(dead.size_bytes for dead in kept)
+        try:
+            while due := self._take_due(everything=everything):
+                gone: list[bytes] = []
+                unlinked = self._files.unlink_many(
+                    [dead.path for dead in due], durably=any(dead.durably for dead in due)
+                )
+                problem = next(iter(unlinked.failed.values()), problem)
+                for dead in due:
+                    if dead.path in unlinked.failed:
+                        kept += [dead] if dead.durably or is_passing(unlinked.failed[dead.path]) else []
+                        continue
+                    reaped += 1
+                    self._removed(dead.path)
+                    gone.append(fmt.generation_key(fmt.GARBAGE_PREFIX, dead.generation))
+                    if dead.size_bytes > fmt.BLOCK_BYTES:
+                        gone.extend(_blocks_keys(dead))
+                failpoint("reap.unlinked")
+                self._forget(gone, unlinked.segments)
+        finally:
+            with self._lock:
+                self._waiting.extend(dead._replace(due_s=time.monotonic() + self._grace_s) for dead in kept)
+                self._waiting_bytes += sum(dead.size_bytes for dead in kept)
         if problem is not None:
             raise drive_error(problem, self._files.root, "removing a dead file")
         return reaped

@@ -43,7 +43,7 @@ from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.sparse_segments import SparseSegments
 from storage_node.store.drive.transactions import Transactions
-from storage_node.store.files.error_counters import ErrorCounters
+from storage_node.store.files.error_counters import ErrorCounters, is_passing
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_format import REMOVED, SegmentUse, slot_path
 from storage_node.store.files.staged_file import StagedFile
@@ -82,12 +82,7 @@ class SegmentCompaction:
     """Thread-safe: steps run one after another."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        files: RawFiles,
-        changes: Transactions,
-        sparse: SparseSegments,
-        faults: ErrorCounters,
+        self, catalog: Catalog, files: RawFiles, changes: Transactions, sparse: SparseSegments, faults: ErrorCounters
     ) -> None:
         self._catalog = catalog
         self._files = files
@@ -143,7 +138,9 @@ class SegmentCompaction:
         except FileNotFoundError:
             self._note(file, REMOVED)
             return True
-        except OSError:
+        except OSError as error:
+            if is_passing(error):
+                raise
             return True  # counted with the drive; it must not keep other segments from being compacted
         result.segments += 1
         for one in living:
@@ -174,7 +171,9 @@ class SegmentCompaction:
         entry, bucket_uuid, name = one.entry, fmt.bucket_of_key(one.key), fmt.name_of_key(one.key)
         try:
             data = b"".join(self._files.read(entry))
-        except OSError:
+        except OSError as error:
+            if is_passing(error):
+                raise
             data = b""
         if len(data) != entry.size_bytes or crc32c(data) != entry.checksum:
             if self._catalog.get(one.key) == fmt.encode_entry(entry):

@@ -27,9 +27,15 @@ _BROKEN = frozenset(
         errno.ETIMEDOUT,
     )
 )
+_PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT))
 OUT_OF_DESCRIPTORS = tuple(os.strerror(number) for number in (errno.EMFILE, errno.ENFILE))
 _NOT_THE_DRIVE = ("No space left", "NoSpace", *OUT_OF_DESCRIPTORS)
 """Parts of messages of RocksDB, which has no error numbers, that do not indicate a fault of the drive."""
+
+
+def is_passing(error: OSError) -> bool:
+    """Whether an error says nothing about a file: the process lacks descriptors or memory, or the drive is full."""
+    return error.errno in _PASSING
 
 
 class ErrorCounters:
