@@ -17,14 +17,7 @@ from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.opened_batch import opened_archive, opened_batch
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
-from ais_loader.transport.base import (
-    BucketInfo,
-    PendingUploads,
-    RemoteUsage,
-    Transport,
-    checked_settings,
-    whole_number,
-)
+from ais_loader.transport.base import BucketInfo, PendingUploads, RemoteUsage, Transport, checked_settings, whole_number
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import EntryLike
@@ -362,11 +355,7 @@ class Client(Closing):
         )
 
     def get_batches(
-        self,
-        batches: Iterable[Sequence[EntryLike] | WithOpaque],
-        *,
-        in_flight: int = 3,
-        **options: Any,
+        self, batches: Iterable[Sequence[EntryLike] | WithOpaque], *, in_flight: int = 3, **options: Any
     ) -> Generator[Batch, None, None]:
         """Yield one Batch after another, while the next ones are already in flight on the same session.
 

@@ -17,12 +17,7 @@ from ais_loader.values.source import Source
 
 
 def iter_put_many(
-    transport: Transport,
-    bucket: str,
-    objects: Iterable[ToPut],
-    *,
-    if_absent: bool,
-    on_error: Literal["raise", "yield"],
+    transport: Transport, bucket: str, objects: Iterable[ToPut], *, if_absent: bool, on_error: Literal["raise", "yield"]
 ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
     """See `Bucket.iter_put_many`."""
     with closing(transport.put_many(put_specs(bucket, objects, if_absent=if_absent))) as results:

@@ -185,10 +185,7 @@ class PlanSender:
     def _request(self, position: int, first_step: int, steps: Iterable[dict[str, list[str]]]) -> pb.ExpectRequest:
         """Return a message with as many of these steps as it can have."""
         request = pb.ExpectRequest(
-            loader=self._loader,
-            position=position,
-            first_step=first_step,
-            lifetime_ms=round(LIFETIME_S * 1000),
+            loader=self._loader, position=position, first_step=first_step, lifetime_ms=round(LIFETIME_S * 1000)
         )
         buckets: dict[str, int] = {}
         count = 0

@@ -131,11 +131,7 @@ class _FrameTable(Sequence[dict[str, Entry]]):
     """The rows, and the entries of their frames."""
 
     def __init__(
-        self,
-        files: _Files,
-        episodes: Iterable[int] | None,
-        deltas: Mapping[str, Sequence[float]],
-        tolerance_s: float,
+        self, files: _Files, episodes: Iterable[int] | None, deltas: Mapping[str, Sequence[float]], tolerance_s: float
     ) -> None:
         self.info: dict[str, Any] = json.loads(files.read(["meta/info.json"])[0])
         version, features, fps = str(self.info["codebase_version"]), self.info["features"], self.info["fps"]

@@ -90,13 +90,7 @@ def read_into(
     """
 
 def read_list(
-    dirfds: Column,
-    paths: Paths,
-    offsets: Column,
-    lengths: Column,
-    expected: Column,
-    verify: Column,
-    /,
+    dirfds: Column, paths: Paths, offsets: Column, lengths: Column, expected: Column, verify: Column, /
 ) -> list[bytes] | tuple[int, int, int]:
     """Return every piece as a bytes object of its own."""
 

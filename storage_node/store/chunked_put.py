@@ -24,10 +24,7 @@ from storage_node.store.write import Upload, check_announced
 
 
 async def put_chunks(
-    store: Store,
-    read: Callable[..., Awaitable[Any]],
-    header: pb.PutHeader,
-    chunks: AsyncIterator[bytes | memoryview],
+    store: Store, read: Callable[..., Awaitable[Any]], header: pb.PutHeader, chunks: AsyncIterator[bytes | memoryview]
 ) -> pb.ObjectInfo:
     """Store an object. If its size is announced, one of a single chunk takes one call of `read`, which runs a function
     off the event loop. Raises LoaderError; nothing is left behind then."""

@@ -358,12 +358,7 @@ class WriteRouter:
                 return newest.drive.changes.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
 
     def delete_many(
-        self,
-        bucket_uuid: bytes,
-        names: Sequence[str],
-        condition: Condition | None = None,
-        *,
-        copies_only: bool = False,
+        self, bucket_uuid: bytes, names: Sequence[str], condition: Condition | None = None, *, copies_only: bool = False
     ) -> list[bool | LoaderError]:
         """Remove objects without tombstones, those of one drive in one commit. Returns whether there were any, in
         order; each name fails with its own drive. See `Transactions.delete`."""
