@@ -34,7 +34,7 @@ with needs("av", "audio and video by time"):
 _MOV = "mov,mp4,m4a,3gp,3g2,mj2"
 _PAGED = ("ogg", "mpegts")
 """Containers that divide packets into pages."""
-_TIMED = ("matroska,webm", "flac")
+_TIMED = ("matroska,webm", "flac", "flv")
 """Containers that say how long their tracks are, and may end anywhere."""
 _REORDERED = ("h264", "hevc")
 """Codecs in whose packets libavformat does not see the order of frames."""
@@ -45,6 +45,8 @@ _BLOCK_HEAD_BYTES = 64
 _AS_IN_TABLES = {"fflags": "+noparse+nofillin", "analyzeduration": "1", "protocol_whitelist": "none"}
 """libavformat returns what the tables say, whatever the packets contain, reads few packets at first, and opens no other
 file or socket."""
+_FRAME_BYTES = 1441
+"""The largest frame of MP3."""
 _TAIL_PACKETS, _TAIL_S = 64, 1
 """The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")
@@ -145,6 +147,9 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
                 tail.append(packet)
     if container.format.name in _TIMED and (container.duration or 0) / av.time_base - reached > _SHORT_S:
         raise MediaError(f"truncated: it ends after {float(reached):.3f} s of {container.duration / av.time_base:.3f}")
+    heard = rows[sound.index] if sound is not None else []
+    if isinstance(data, mmap.mmap) and _is_cut(container.format.name, data, heard):
+        raise MediaError(f"truncated: it ends at byte {size_bytes:,}, before what its headers say")
     index = {}
     for kind, stream in first.items():
         starts, sizes, ticks, flags, durations = np.array(rows[stream.index], np.int64).reshape(-1, 5).T.copy()
@@ -190,6 +195,24 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
 
 def _is_picture(stream: Any) -> bool:
     return bool(stream.disposition & av.stream.Disposition.attached_pic)
+
+
+def _is_cut(container: str, data: mmap.mmap, rows: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a file ends within a page of Ogg, or has fewer packets of MP3 than an encoder's first frame says.
+
+    Source: RFC 3533, 6; http://gabriel.mp3-tech.org/mp3infotag.html.
+    """
+    if container == "ogg":
+        at = 0
+        while data[at : at + 4] == b"OggS" and at + 27 <= len(data):
+            at += 27 + data[at + 26] + sum(data[at + 27 : at + 27 + data[at + 26]])
+        return at != len(data) and b"OggS".startswith(data[at : at + 4])
+    if container != "mp3" or not rows:
+        return False
+    head = data[max(0, rows[0][0] - _FRAME_BYTES) : rows[0][0]]
+    tag = head[max(head.rfind(b"Xing"), head.rfind(b"Info")) :]
+    flags, frames = int.from_bytes(tag[4:8], "big"), int.from_bytes(tag[8:12], "big")
+    return tag[:4] in (b"Xing", b"Info") and bool(flags & 1) and frames > len(rows) + 1
 
 
 def _found(packet: Any, data: mmap.mmap) -> int:
