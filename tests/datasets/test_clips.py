@@ -483,6 +483,33 @@ def test_audio_that_begins_later_is_silent_before(local_films: Bucket) -> None:
     np.testing.assert_array_equal(whole.data[:, 57_600:], behind.data)
 
 
+def test_a_video_whose_decoder_is_configured_anew_is_refused(local_films: Bucket) -> None:
+    """The second half is decoded without any error, to other colours, as the first one is."""
+    options = {"bf": "0", "x264-params": "chroma-qp-offset=0"}
+    first = video("a.flv", "libx264", frames=30, options=options)
+    second = video("a.flv", "libx264", frames=30, options=options | {"x264-params": "chroma-qp-offset=12"}, seed=2)
+    local_films.put("same.flv", joined(first, first))
+    assert len(Clips(local_films.client, ["same.flv"], bucket="films")[0].data) == 60
+    local_films.put("other.flv", joined(first, second))
+    with pytest.raises(errors.MediaError, match=r"other\.flv: its video track changes its decoder's configuration"):
+        Clips(local_films.client, ["other.flv"], bucket="films")
+
+
+def joined(first: bytes, second: bytes) -> bytes:
+    """One FLV file of two of a second each."""
+    found = first[:13]
+    for data, begin_ms in ((first, 0), (second, 1000)):
+        at = 13
+        while at < len(data):
+            size = int.from_bytes(data[at + 1 : at + 4], "big")
+            tag, at = data[at : at + 15 + size], at + 15 + size
+            is_end = tag[0] == 9 and tag[12] == 2
+            if tag[0] != 18 and not (is_end and data is first):  # no text, which tells how long it is
+                time_ms = int.from_bytes(tag[4:7], "big") + begin_ms
+                found += tag[:4] + time_ms.to_bytes(3, "big") + tag[7:]
+    return found
+
+
 def test_a_codec_without_a_decoder_is_named(local_films: Bucket) -> None:
     local_films.put("a.mp4", media("with_sound.mp4").replace(b"avc1", b"zzzz"))
     with pytest.raises(errors.MediaError, match=r"a\.mp4: its video is of a codec that PyAV does not decode"):
