@@ -48,7 +48,7 @@ file or socket."""
 _FRAME_BYTES = 1441
 """The largest frame of MP3."""
 _CHANGED = "new_extradata"
-"""What libavformat calls another configuration of a decoder, from a packet on."""
+"""The side data of a packet from which on its decoder has another configuration."""
 _TAIL_PACKETS, _TAIL_S = 64, 1
 """The end of audio is decoded, to learn how many samples there are."""
 _FRAGMENTED = (b"mvex", b"moof")
@@ -137,7 +137,9 @@ def _tracks(container: Any, size_bytes: int, data: _Tables | mmap.mmap) -> Media
             continue
         if packet.pts is None or packet.pos is None:
             raise MediaError(f"{container.format.name} with packets that have no time: convert it to MP4 or Matroska")
-        changed = not is_paged and packet.has_sidedata(_CHANGED) and bytes(packet.get_sidedata(_CHANGED))
+        changed = b""
+        if not is_paged and hasattr(packet, "has_sidedata") and packet.has_sidedata(_CHANGED):  # newer PyAV has it
+            changed = bytes(packet.get_sidedata(_CHANGED))
         if changed and changed != packet.stream.codec_context.extradata:
             raise MediaError(f"its {packet.stream.type} track changes its decoder's configuration: encode it anew")
         start = packet.pos if is_paged or isinstance(data, _Tables) else _found(packet, data)
