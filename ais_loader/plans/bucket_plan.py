@@ -177,7 +177,7 @@ class BucketPlan(NumberPlan):
             members, _, rest = self._form(epoch, block)
             first, stop = rest[number - int(self._rest_ends[block])]  # counted from the end
             return members[first:stop]
-        if self._last is None or self._last[0] != (epoch, at):
+        if (last := self._last) is None or last[0] != (epoch, at):  # which another thread may replace
             block, place = self._blocks.locate(epoch, at)
             members, cuts, _ = self._form(epoch, block)
             first, stop = cuts[place]
@@ -185,19 +185,19 @@ class BucketPlan(NumberPlan):
             costs = self._lengths[within, 0].astype(np.float64)[None]
             if self.balance == "quadratic":
                 costs = np.concatenate([costs, costs**2])
-            self._last = ((epoch, at), [within[places] for places in balanced(costs, group)])
-        return self._last[1][turn]
+            self._last = last = ((epoch, at), [within[places] for places in balanced(costs, group)])
+        return last[1][turn]
 
     def _form(self, epoch: int, block: int) -> tuple[Numbers, list[tuple[int, int]], list[tuple[int, int]]]:
         """Return the members of a block from the longest bin on, its groups in order, and its batches of the rest."""
-        if self._formed is None or self._formed[0] != (epoch, block):
+        if (formed := self._formed) is None or formed[0] != (epoch, block):
             members = self._blocks.shuffled(block, epoch)
             members = members[self._bin_of[members] >= 0]
             members = members[np.argsort(-self._bin_of[members], kind="stable")]
             groups, rest = self._cut(self._sizes[block].tolist())
             order = self._blocks.order(len(groups), f"{epoch} groups of {block}").tolist()
-            self._formed = ((epoch, block), members, [groups[at] for at in order], rest)
-        return self._formed[1:]
+            self._formed = formed = ((epoch, block), members, [groups[at] for at in order], rest)
+        return formed[1:]
 
 
 def _checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -165,30 +165,32 @@ class MixPlan(NumberPlan):
     def _regrouped(self) -> None:
         self._plans: list[NumberPlan] = []
         self._orders: list[MixOrder] | None = None
+        self._draws: int | None = None
         self._described_sources: dict[int, dict[str, Any]] = {}
 
     def _prepared(self) -> list[MixOrder]:
         """Return the orders of draws, one for each change of weights; the number of draws is `_draws` then."""
-        if self._orders is None:
+        if (orders := self._orders) is None:
             group = self.group or 1
             if not self._plans:
                 if self.batch_size is None:
-                    self._plans = [source.with_group(group) for source in self._given]
-                    steps = [plan.steps(0) for plan in self._plans]
+                    plans = [source.with_group(group) for source in self._given]
+                    steps = [plan.steps(0) for plan in plans]
                     self._lengths = [_ENDLESS if count is None else count // group for count in steps]
                 else:
-                    self._plans, self._lengths = self._given, [source.n for source in self._given]
+                    plans, self._lengths = self._given, [source.n for source in self._given]
+                self._plans = plans
             for at, (name, length) in enumerate(zip(self.names, self._lengths, strict=True)):
                 if length == 0 and any(shares[at] for _, shares in self._schedule):
                     raise InvalidRequest(f"MixPlan: source {name!r} has fewer steps than its group has, and a weight")
-            self._orders = self._divided()
-            self._starts = [order.start for order in self._orders]
-        return self._orders
+            orders, self._draws = self._divided()
+            self._starts = [order.start for order in orders]
+            self._orders = orders  # at last, as another thread may look
+        return orders
 
-    def _divided(self) -> list[MixOrder]:
+    def _divided(self) -> tuple[list[MixOrder], int | None]:
         counts, dues, draw = [0] * len(self.names), [0] * len(self.names), 0
         orders: list[MixOrder] = []
-        self._draws: int | None = None
         ends = [self._draw_of(step) for step, _ in self._schedule[1:]] + [None]
         for (_, shares), end in zip(self._schedule, ends, strict=True):
             while end is None or draw < end:
@@ -197,15 +199,14 @@ class MixPlan(NumberPlan):
                     for count, length, share in zip(counts, self._lengths, shares, strict=True)
                 ]
                 if not any(left) or (self.at_end == "stop" and left != shares):
-                    self._draws = draw
-                    return orders
+                    return orders, draw
                 orders.append(order := MixOrder(draw, left, counts, dues))
                 ended = None if self.at_end == "repeat" else self._first_end(order, counts)
                 if ended is None and end is None:
-                    return orders
+                    break
                 draw = min(at for at in (ended, end) if at is not None)
                 counts, dues = order.counts(draw), order.dues(draw)
-        return orders
+        return orders, None
 
     def _first_end(self, order: MixOrder, counts: list[int]) -> int | None:
         """Return the draw after the last one of the first source that ends."""

@@ -129,7 +129,7 @@ class PackPlan(NumberPlan):
 
     def _batch(self, epoch: int, step: int) -> Packs:
         at, turn = divmod(step, self.group or 1)
-        if self._last is None or self._last[0] != (epoch, at):
+        if (last := self._last) is None or last[0] != (epoch, at):  # which another thread may replace
             size = (self.group or 1) * self.batch_size
             packs = [self._pack(epoch, number) for number in range(at * size, min((at + 1) * size, self._packs))]
             costs = np.array([[float(sum(length for *_, length in pack)) for pack in packs]])
@@ -137,8 +137,8 @@ class PackPlan(NumberPlan):
                 squares = [[float(sum(length**2 for *_, length in pack)) for pack in packs]]
                 costs = np.concatenate([costs, squares])
             parts = balanced(costs, min(self.group or 1, len(packs)))
-            self._last = ((epoch, at), [[packs[place] for place in sorted(part.tolist())] for part in parts])
-        batch = Packs(self._last[1][turn])
+            self._last = last = ((epoch, at), [[packs[place] for place in sorted(part.tolist())] for part in parts])
+        batch = Packs(last[1][turn])
         batch.item_bytes = self.item_bytes
         batch.counts = {number: int(self._counts[number]) for pack in batch for number, *_ in pack}
         return batch
@@ -160,7 +160,8 @@ class PackPlan(NumberPlan):
 
     def _form(self, epoch: int, block: int) -> tuple[Numbers, Numbers, list[list[int]]]:
         """Return the documents of a block in order, the ends of their tokens, and the packs of whole documents."""
-        if (epoch, block) not in self._formed:
+        before = self._formed
+        if (found := before.get((epoch, block))) is None:
             documents = self._blocks.shuffled(block, epoch)
             documents = documents[self._is_packed[documents]]
             counts = self._counts[documents]
@@ -168,10 +169,9 @@ class PackPlan(NumberPlan):
             if self.whole:
                 packs = _best_fit(counts, self.tokens)
                 packs = [packs[at] for at in self._blocks.order(len(packs), f"{epoch} packs of {block}").tolist()]
-            while len(self._formed) > 1:  # a group may extend over two blocks
-                del self._formed[next(iter(self._formed))]
-            self._formed[epoch, block] = (documents, np.cumsum(counts), packs)
-        return self._formed[epoch, block]
+            found = (documents, np.cumsum(counts), packs)
+            self._formed = dict([*before.items()][-1:]) | {(epoch, block): found}  # a group may extend over two blocks
+        return found
 
 
 def _best_fit(counts: Numbers, tokens: int) -> list[list[int]]:
