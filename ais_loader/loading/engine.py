@@ -41,7 +41,7 @@ class Ticket(NamedTuple):
 class Engine:
     """Hands out the batches of one iteration until it is closed. `take` is for one thread at a time.
 
-    Closing does not hide the end: if all batches that were drawn have been taken, the drawer looks for one more.
+    Closing does not hide the end: if all batches that were drawn have been delivered, the drawer looks for one more.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class Engine:
         self._tickets: SimpleQueue[Ticket | BaseException | None] = SimpleQueue()
         """The batches, in order. An error or None is the last element."""
         self._closed = self._has_released = False
-        self._taken = 0
         self._total: int | None = None
         """The number of batches, once the drawer has come to the end."""
         self._drawing_since_s = time.time()
@@ -85,14 +84,13 @@ class Engine:
                     raise
                 if watch.tell(f"{self._workers.progress(ticket.number)}, for {self._name_of(ticket.work)}"):
                     self._workers.restart(ticket.number)
-        self._taken += 1
         self._free.release()
         return ticket, fetched
 
     @property
     def has_delivered_all(self) -> bool:
-        """Whether all batches of the iteration were taken. Known at the end, and after `close`."""
-        return self._taken == self._total
+        """Whether the trainer has received all batches of the iteration. Known at the end, and after `close`."""
+        return self._run.delivered == self._total
 
     def _next(self, watch: StallWatch) -> Ticket | BaseException | None:
         while True:
@@ -106,7 +104,7 @@ class Engine:
         number = 0
         drawn = iter(self._run.batches())
         try:
-            while self._free.acquire() and (not self._closed or 0 < number == self._taken):
+            while self._free.acquire() and (not self._closed or 0 < number == self._run.delivered):
                 self._drawing_since_s, began_s = time.time(), time.perf_counter()
                 one = next(drawn, None)
                 if one is None:

@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from ais_loader import BatchLoader
 from ais_loader.errors import InvalidRequest
+from ais_loader.loading.records import BatchRecord
 from tests.table import table
 
 BATCH = 3
@@ -217,3 +218,22 @@ def test_a_part_of_an_epoch_that_is_repeated_is_told_once(caplog: pytest.LogCapt
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 1
     assert "begins at the beginning of epoch 0 once more" in told[0] and "set_epoch" in told[0]
+
+
+@pytest.mark.parametrize("new", [Counting, lambda: drawing(SequentialSampler(range(N)))])
+def test_a_last_batch_that_the_trainer_did_not_receive_is_not_counted(new: Callable[[], Any]) -> None:
+    """The end is known by then. `on_batch` raises, as a loader does that has met too many bad samples."""
+    received: list[Any] = []
+
+    def note(record: BatchRecord) -> None:
+        if record.step == BATCHES - 1:
+            raise OSError("no space left for the log")
+
+    loader = BatchLoader(Numbers(N), new(), on_batch=note)
+    with pytest.raises(OSError, match="no space left"):
+        received.extend(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = BatchLoader(Numbers(N), new())
+    resumed.load_state_dict(state)
+    received.extend(resumed)
+    assert received == list(BatchLoader(Numbers(N), new()))
