@@ -118,7 +118,13 @@ class ShardStream(io.BufferedIOBase):
             if chunk is not None:
                 return chunk
             self._reads_itself = True
-        return next(reader.chunks(), None)
+        if self._error is None:
+            try:
+                return next(reader.chunks(), None)
+            except BaseException as error:  # noqa: BLE001 - raised below, and again: a part of this read may be lost
+                self._error = error
+        self._next()
+        return None
 
     def readable(self) -> bool:
         return True

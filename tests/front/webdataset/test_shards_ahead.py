@@ -92,3 +92,31 @@ def test_each_read_of_a_stream_that_failed_raises_why(bucket: Bucket) -> None:
     stream.close()
     with pytest.raises(ValueError, match="closed"):
         stream.read(1)
+
+
+@pytest.mark.parametrize("size", [100_000, 3 << 20, -1])
+def test_a_stream_raises_its_error_for_ever_and_never_goes_on_behind_what_it_lost(
+    size: int, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has gone on when a read fails in its middle. The next read would miss what came before the error."""
+    data = seeded_bytes(24 << 20)
+    bucket.put("large", data)
+    with ShardStream(bucket.client, bucket.name, "large", window_bytes=4 << 20, timeout_s=30) as stream:
+        came = stream.read(5 << 20)
+        reader, calls = stream._reader, iter(range(100))
+        assert reader is not None and stream._reads_itself
+        view1 = reader.view1
+
+        def failing(wanted: int) -> memoryview:
+            if next(calls) == 1:
+                raise errors.NodeUnavailable("the node is away for a moment")
+            return view1(wanted)
+
+        monkeypatch.setattr(reader, "view1", failing)
+        with pytest.raises(errors.NodeUnavailable, match="for a moment"):
+            while part := stream.read(size):
+                came += part
+        assert came == data[: len(came)] and stream.tell() == len(came) < len(data)
+        for _ in range(2):
+            with pytest.raises(errors.NodeUnavailable, match="for a moment"):
+                stream.read(9 << 20)
