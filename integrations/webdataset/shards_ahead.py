@@ -7,8 +7,8 @@ the store, and leaves the streams where the opener finds them.
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict, deque
+import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -16,20 +16,17 @@ from ais_loader.values.urls import SCHEME
 
 from .shard_stream import ShardStream
 
-_waiting: defaultdict[str, deque[ShardStream]] = defaultdict(deque)  # guarded by _lock
-_lock = threading.Lock()
+_waiting: dict[ShardStream, str] = {}
+"""URLs of streams that were begun and not taken. Without a lock: the garbage collector closes iterators at any time."""
+os.register_at_fork(after_in_child=_waiting.clear)  # the parent reads them
 
 
 def take_ahead(url: str) -> ShardStream | None:
     """Return an unread stream of this shard, if `ahead` started one."""
-    with _lock:
-        streams = _waiting.get(url)
-        if not streams:
-            return None
-        stream = streams.popleft()
-        if not streams:
-            del _waiting[url]
-        return stream
+    for stream in list(_waiting):
+        if _waiting.get(stream) == url and _waiting.pop(stream, None) is not None:
+            return stream
+    return None
 
 
 def ahead(source: Iterable[Any], shards: int, begin: Callable[[str], ShardStream | None]) -> Generator[Any, None, None]:
@@ -40,46 +37,32 @@ def ahead(source: Iterable[Any], shards: int, begin: Callable[[str], ShardStream
     that were started but not taken are closed.
     """
     rest = iter(source)
-    drawn: deque[tuple[Any, str, ShardStream | None]] = deque()
+    drawn: deque[tuple[Any, ShardStream | None]] = deque()
     try:
         while True:
-            while len(drawn) < shards and (not drawn or drawn[-1][2] is not None):
+            while len(drawn) < shards and (not drawn or drawn[-1][1] is not None):
                 item = next(rest, _END)
                 if item is _END:
                     break
                 drawn.append(_opened(item, begin))
             if not drawn:
                 return
-            item, _, _ = drawn[0]
-            yield item  # the opener takes the stream here
+            yield drawn[0][0]  # the opener takes the stream here
             drawn.popleft()
     finally:
-        for _, url, stream in drawn:
-            if stream is not None and _withdraw(url, stream):
+        for _, stream in drawn:
+            if stream is not None and _waiting.pop(stream, None) is not None:  # the opener has not taken it
                 stream.close()
 
 
-def _opened(item: Any, begin: Callable[[str], ShardStream | None]) -> tuple[Any, str, ShardStream | None]:
+def _opened(item: Any, begin: Callable[[str], ShardStream | None]) -> tuple[Any, ShardStream | None]:
     url = item.get("url") if isinstance(item, dict) else item
     if not isinstance(url, str) or not url.startswith(SCHEME):
-        return item, "", None
+        return item, None
     stream = begin(url)
     if stream is not None:
-        with _lock:
-            _waiting[url].append(stream)
-    return item, url, stream
-
-
-def _withdraw(url: str, stream: ShardStream) -> bool:
-    """Remove a stream. Returns False if the opener has taken it."""
-    with _lock:
-        streams = _waiting.get(url, deque())
-        if stream not in streams:
-            return False
-        streams.remove(stream)
-        if not streams:
-            del _waiting[url]
-        return True
+        _waiting[stream] = url
+    return item, stream
 
 
 _END = object()

@@ -205,3 +205,15 @@ def test_after_uninstalling_the_table_is_as_it_was(url: str) -> None:
     assert wds.gopen_schemes["ais"] is not before[0]
     uninstall()
     assert (wds.gopen_schemes["ais"], wds.cache.StreamingOpen.__call__, wds.tariterators.url_opener) == before
+
+
+def test_workers_that_are_forked_in_the_middle_of_an_iteration_read_shards_of_their_own(
+    shards: list[str], tmp_path: Path
+) -> None:
+    samples = iter(plain(shards))
+    came = [next(samples)]  # the next shards are begun
+    loader = wds.WebLoader(
+        plain(shards), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=DEADLINE_S
+    )
+    assert without_places(loader) == of_files(tmp_path)
+    assert without_places([*came, *samples]) == of_files(tmp_path)
