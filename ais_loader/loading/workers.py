@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -266,11 +266,18 @@ def _each(fetcher: Fetcher, work: Any, error: Exception, whole: Any, first: int)
         if CURRENT.seeds is not None:
             CURRENT.seeds.seed_at(len(sample_numbers(whole[:at])) if at else 0)  # as in the whole batch
         try:
-            yield from fetcher.samples(part)
+            samples = fetcher.samples(part)
         except _OF_THE_STORE:
             raise
         except Exception as part_error:  # noqa: BLE001 - of any decoder
             yield from _each(fetcher, part, part_error, whole, at)
+            continue
+        if isinstance(samples, (Mapping, tuple)) or len(samples) > len(part):  # a handler may have left some out
+            raise errors.InvalidRequest(
+                f"on_bad={fetcher.on_bad!r}: the dataset returns a {type(samples).__name__} for a batch of {len(part)} "
+                f"samples, so that bad ones are not told apart; {type(error).__name__}: {error}"
+            )
+        yield from samples
 
 
 def _part(work: Any, first: int, stop: int) -> Any:

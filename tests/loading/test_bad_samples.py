@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,3 +207,21 @@ def test_numbers_without_a_bad_sample_are_not_counted() -> None:
     loader = BatchLoader(Numbers(10), BATCHES, on_bad="skip")
     assert list(loader) == BATCHES
     assert loader.bad.counts.total() == 0
+
+
+class Collated(Broken):
+    """A dataset that returns a whole batch at once, as those of Lhotse do."""
+
+    def __getitems__(self, numbers: list[int]) -> Any:
+        return {"inputs": super().__getitems__(numbers), "texts": [str(number) for number in numbers]}
+
+    def begin(self, numbers: list[int]) -> Any:
+        return SimpleNamespace(finish=lambda: self.__getitems__(numbers), close=lambda: None)
+
+
+def test_bad_samples_of_a_dataset_that_returns_whole_batches_are_not_told_apart() -> None:
+    with BatchLoader(Collated(10, [6]), BATCHES, on_bad="skip") as loader:
+        batches = iter(loader)
+        assert next(batches)["inputs"] == BATCHES[0]
+        with pytest.raises(InvalidRequest, match=r"a dict for a batch of 2 samples, .* ValueError: sample 6 is broken"):
+            next(batches)
