@@ -10,6 +10,7 @@ from lhotse import CutSet
 from ais_loader.training.take_samples import note_cause
 
 from .batch_loader import AISBatchLoader
+from .failures import AISBatchLoaderError
 
 if TYPE_CHECKING:
     from .batch_loader import PendingCuts
@@ -69,6 +70,10 @@ class PendingSample:
         filled = self._pending.finish()
         note_cause("decode")
         if isinstance(self._drawn, tuple):
+            if len(filled) < (count := sum(map(len, self._drawn))):  # skip_failed_fetches: cuts may belong in pairs
+                raise AISBatchLoaderError(
+                    f"only {len(filled)} of {count} cuts are whole, and none of several sets is left out alone"
+                )
             left = iter(filled)
             cuts: Any = tuple(_set_of([next(left) for _ in one], one) for one in self._drawn)
         else:

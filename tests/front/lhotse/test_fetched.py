@@ -137,3 +137,16 @@ def test_a_recording_that_is_gone_is_told_by_name(store: Path, over_the_store: C
     gone.recording.sources[0].source = "ais://speech/gone.flac"
     with pytest.raises(AISBatchLoaderError, match=r"ais://speech/gone\.flac: NOT_FOUND"):
         dataset[CutSet.from_cuts([over_the_store[1], gone])]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_no_cut_of_several_sets_is_left_out_alone(store: Path, over_the_store: CutSet, missing: int) -> None:
+    gone = over_the_store[0].map_supervisions(lambda said: said)
+    gone.recording.sources[0].source = "ais://speech/gone.flac"
+    sets = [CutSet.from_cuts(over_the_store[at] for at in (1, 2)), CutSet.from_cuts([over_the_store[3]])]
+    sets[missing] = CutSet.from_cuts([gone, *sets[missing]])
+    dataset = Fetched(None, store=store, skip_failed_fetches=True)
+    with pytest.raises(
+        AISBatchLoaderError, match="only 3 of 4 cuts are whole, and none of several sets is left out alone"
+    ):
+        dataset[tuple(sets)]
