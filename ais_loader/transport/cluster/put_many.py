@@ -54,6 +54,8 @@ class _NodeStream:
         self.sent: deque[tuple[int, pb.SmallObject]] = deque()
         """Objects of groups that have been sent but not acknowledged, with their positions in the caller's order."""
         self.places: list[int] = []
+        self.stored_in_a_row = 0
+        """Objects that the stream has stored since the last one that failed and might have been sent again."""
 
 
 @dataclass
@@ -117,8 +119,8 @@ class PutMany:
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = _NodeStream(self.open_stream_of(key), self.retry_s, has_others=self.has_others)
-        if not is_first and (small is None or self._beside):
-            self._flush_all()  # the object replaces one of them
+        if not is_first:
+            self._flush_all()  # the object replaces one of them, which may have to be sent again
         if small is None and data is not None:
             self._collect(_PUTS_BESIDE - 1)
             try:
@@ -185,13 +187,18 @@ class PutMany:
                 place, small = node.sent.popleft()
                 if not isinstance(result, errors.LoaderError):
                     self._results[place] = result
+                    node.stored_in_a_row += 1
+                    if node.stored_in_a_row >= GROUP_OBJECTS:  # fewer may lie between objects that nobody takes
+                        node.patience.progress()
                     continue
                 spec = spec_of(small, node.sender.doubtful_since_s)
                 refusal = spec.tries.judged(result)
                 outdated = isinstance(refusal, errors.BucketNotFound) and self.has_bucket(small.bucket)
                 is_full = isinstance(refusal, errors.DriveFull) and not everybody_is_full
                 elsewhere = self.has_others and (outdated or is_full or isinstance(refusal, errors.StaleMap))
-                if elsewhere or may_pass(refusal):
+                if may_pass(refusal):
+                    node.stored_in_a_row = 0
+                if elsewhere or (may_pass(refusal) and not node.patience.is_over):
                     # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, on
                     # one that checks for earlier attempts again, or once enough owners answer.
                     alone = self._alone(node, place, spec, Source(small.data))
@@ -210,11 +217,10 @@ class PutMany:
     def _rescue(self, node: _NodeStream) -> None:
         """Handle a lost node: objects it has not acknowledged are put one by one, on their current owners."""
         node.sender.close()
-        sent = list(node.sender.doubts())
-        not_sent: list[float | None] = [None] * (len(node.sent) - len(sent))
+        doubts = list(node.sender.doubts())
         node.sender = PutGroupStream(node.sender.open_stream, 0.0)
         failure: BaseException | None = None
-        for doubtful_since_s in not_sent + sent:
+        for doubtful_since_s in doubts:
             place, small = node.sent.popleft()
             if failure is not None:
                 left = errors.NodeUnavailable(str(failure))
@@ -239,6 +245,7 @@ class PutMany:
             result = error
             if error.retryable or isinstance(error, errors.OutcomeUnknown):
                 node.patience.failed()
+                node.stored_in_a_row = 0
         else:
             node.patience.progress()
         self._results[place] = result

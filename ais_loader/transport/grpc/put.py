@@ -305,9 +305,8 @@ class PutGroupStream:
             return
         self._patience.progress()
         sent = self._unacknowledged.popleft()
-        group = sent.objects
-        if len(answer.result) != len(group):
-            raise errors.LoaderError(f"the node acknowledged {len(answer.result)} of {len(group)} objects")
+        if len(answer.result) != len(sent.objects):
+            raise errors.LoaderError(f"the node acknowledged {len(answer.result)} of {len(sent.objects)} objects")
         for result in answer.result:
             self.doubtful_since_s = sent.doubtful_since_s
             if result.WhichOneof("result") == "error":
