@@ -191,9 +191,7 @@ class MultipartUpload:
         bytes if that was given; ObjectNotFound if the upload has been completed or aborted, or one of `parts` was
         replaced; ContentMismatch, VersionConflict, CorruptObject, and the errors of `Bucket.put`.
         """
-        marker = self._marker()
-        if _DONE in marker.metadata:
-            self._clean_up()
+        if self.end_again():
             return self._transport.head(self.bucket, self.name)
         found = list(parts) if parts is not None else self.parts()
         if parts is None:
@@ -216,6 +214,13 @@ class MultipartUpload:
         _put_marker(self._transport, self.bucket, self.id, self.name, self.part_bytes, {}, {_DONE: made.version})
         self._clean_up()
         return made
+
+    def end_again(self) -> bool:
+        """Remove what a completion that was interrupted has left; return whether it had made the object."""
+        is_done = _DONE in self._marker().metadata
+        if is_done:
+            self._clean_up()
+        return is_done
 
     def _check_whole(self, found: list[PartInfo]) -> None:
         if not found:

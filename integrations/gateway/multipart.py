@@ -92,15 +92,8 @@ def copy_part(request: Request) -> Response:
     # The text that is hashed has no other copy: the version and the range.
     text = f"{source.bucket}/{source.name} {source.info.version} {start} {length}"
     md5 = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-    part = upload.copy_part(
-        number,
-        source.name,
-        bucket=source.bucket,
-        version=source.version,
-        start=start,
-        length=length,
-        metadata={_MD5: md5},
-    )
+    place = {"bucket": source.bucket, "version": source.version}
+    part = upload.copy_part(number, source.name, **place, start=start, length=length, metadata={_MD5: md5})
     body = xml.tags(LastModified=stamp(part.modified_ns), ETag=f'"{md5}"')
     return xml_response(xml.document("CopyPartResult", [body]))
 
@@ -120,6 +113,9 @@ def complete_upload(request: Request) -> Response:
         if error.code == "NoSuchUpload" and (made := _completed(request)) is not None:
             return _made(request, made)
         raise
+    if (made := _completed(request)) is not None:
+        upload.abort()  # removes what a completion that was interrupted has left
+        return _made(request, made)
     rows = xml.parse(body, "CompleteMultipartUpload").all("Part")
     if not 1 <= len(rows) <= MAX_PARTS:
         raise S3Error("MalformedXML", f"need 1 to {MAX_PARTS:,} parts")

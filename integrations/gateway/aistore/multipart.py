@@ -51,6 +51,11 @@ def complete(request: AisRequest) -> Response:
     if not isinstance(rows or [], list):
         raise AISError(400, f"upload of {request.url}: need a list of parts")
     upload = upload_of(request, upload_id)
+    try:
+        if upload.end_again():
+            return Response()
+    except ObjectNotFound:
+        raise _no_upload(request, upload_id) from None
     numbers = [row.get("part-number") if isinstance(row, dict) else None for row in rows or ()]
     found = upload.parts()
     if not numbers:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from ais_loader import errors
 from ais_loader.integrations.gateway.aistore import append
+from ais_loader.objects import multipart
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread
@@ -35,6 +38,29 @@ def test_parts_are_joined_by_their_numbers(ais: Ais, bucket: str) -> None:
     chunked = ais.head(bucket, "x", props="chunked").headers
     assert (chunked["ais-chunks-count"], chunked["ais-chunks-max-chunk-size"]) == ("3", "400000")
     assert ais.get(bucket, "x", {"Range": "bytes=2-4"}).body == parts[2][2:] + parts[7][:2]
+
+
+def test_a_completion_that_was_cut_as_it_removed_the_parts_is_answered_again(
+    served: Served, ais: Ais, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = begin(ais, bucket)
+    for number in (1, 2):
+        ais.put(bucket, "x", b"%d" % number, uploadId=upload, partNumber=str(number))
+    remove, removed = multipart.remove, []
+
+    def first(transport: Any, bucket: str, name: str) -> None:
+        if removed:
+            raise errors.AccessDenied("the gateway is gone")
+        remove(transport, bucket, name)
+        removed.append(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(multipart, "remove", first)
+        assert complete(ais, bucket, upload, 1, 2).status != 200
+    assert len(removed) == 1
+    assert complete(ais, bucket, upload, 1, 2).status == 200
+    assert ais.get(bucket, "x").body == b"12"
+    assert complete(ais, bucket, upload, 1, 2).status == 404
 
 
 def test_what_is_refused(ais: Ais, bucket: str) -> None:
