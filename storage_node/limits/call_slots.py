@@ -24,6 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.reserved import TENANT_KEY
 from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.tasks import end_now
 
 T = TypeVar("T")
 
@@ -359,7 +360,7 @@ class CallStream:
         """Preempt the call, because another one needs the slot: its wait for the client ends now."""
         self._evicted = True
         if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time())
+            end_now(self._waiting)
 
     async def waiting(self, step: Awaitable[T], *, deadline: bool = True) -> T:
         """Return the result of a wait for the client. Raises Overloaded, SilenceTimeout; the call has to be ended then.
@@ -390,7 +391,7 @@ class CallStream:
         if self._ends_s is None:
             return
         if self._waiting is not None and loop.time() >= self._ends_s:
-            self._waiting.reschedule(loop.time())
+            end_now(self._waiting)
         else:
             self._timer = loop.call_at(self._ends_s, self._watch, loop)
 

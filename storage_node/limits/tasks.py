@@ -58,6 +58,12 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool
         raise
 
 
+def end_now(wait: asyncio.Timeout) -> None:
+    """End a wait, unless it is ending already."""
+    if not wait.expired():
+        wait.reschedule(asyncio.get_running_loop().time())
+
+
 async def results_of(works: Iterable[Awaitable[T]]) -> list[T | LoaderError]:
     """Await all of these at once. Returns results and LoaderErrors, in order; raises an exception of another kind."""
     found: list[T | LoaderError] = []

@@ -39,6 +39,7 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import CallStream, Received, tenant_of
 from storage_node.limits.counters import NodeCounters, count, count_each
+from storage_node.limits.tasks import end_now
 from storage_node.limits.tenant_rates import TenantRates
 from storage_node.security.rights.granted import Granted, lasting
 from storage_node.services.call_lines import CallLine, CallLines
@@ -277,10 +278,10 @@ class _ServedCall:
 
     async def _only_request(self, requests: AsyncIterator[Any], context: Context) -> Any:
         """Receive the request of a call that has one. Raises InvalidRequest, SilenceTimeout, Overloaded."""
-        loop, slots = asyncio.get_running_loop(), self._path.node.unread
+        slots = self._path.node.unread
         timeout_s = self._path.node.config.limits.message_timeout_s
         deadline = asyncio.timeout(timeout_s)
-        slot = slots.take(tenant_of(context), lambda: deadline.reschedule(loop.time()))
+        slot = slots.take(tenant_of(context), lambda: end_now(deadline))
         if slot is None:
             raise Overloaded(f"the requests of {slots.held:,} calls are being received: try again later")
         try:

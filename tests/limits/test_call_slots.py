@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader.errors import AccessDenied
+from ais_loader.errors import AccessDenied, LoaderError
 from storage_node.limits.call_slots import PROGRESS_BYTES, CallSlot, CallSlots, Received, Streams
 
 
@@ -136,5 +136,30 @@ def test_a_message_that_may_not_be_sent_gives_back_the_room_that_it_has_taken_as
             with pytest.raises(AccessDenied):
                 await anext(messages)
         assert streams.messages.held_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_call_takes_the_slot_of_one_whose_deadline_has_just_passed() -> None:
+    """Its step takes a moment to end, such as a task of its own that it waits for."""
+
+    async def scenario() -> None:
+        streams = Streams(1, 0.0, 0.001, message_bytes=1 << 20)
+        is_ending, may_end = asyncio.Event(), asyncio.Event()
+
+        async def step() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_ending.set()
+                await may_end.wait()
+
+        with streams.open("a") as first:
+            stalled = asyncio.create_task(first.waiting(step()))
+            await is_ending.wait()
+            with streams.open("a"):
+                may_end.set()
+                with pytest.raises(LoaderError):
+                    await stalled
 
     asyncio.run(scenario())
