@@ -73,14 +73,14 @@ class BucketAppending(BucketPart):
                     kept = [make_range(bucket, name, info.version, 0, kept_bytes)]
                 request = make_request(bucket, name, [*kept, tail.part], metadata=None if kept else {})
                 request.object.condition.CopyFrom(condition)
-                unanswered: errors.NodeUnavailable | None = None
+                unanswered: errors.LoaderError | None = None
                 patience = RetryBudget(_RETRY_S)
                 try:
                     with tries.raise_if_unknown():
                         while True:
                             try:
                                 return transport.compose(request, retry=False, tries=tries)
-                            except errors.NodeUnavailable as error:
+                            except (errors.NodeUnavailable, errors.WriteTooLate) as error:
                                 unanswered = error
                                 patience.pause(error)
                 except (errors.VersionConflict, errors.ObjectNotFound):
