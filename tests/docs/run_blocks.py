@@ -35,6 +35,11 @@ def compare(shown: str, came: str) -> None:
         raise Wrong(f"the page shows\n{shown}\nand this came\n{came}")
 
 
+def but_for_waiting(printed: str) -> str:
+    """Return what a command has printed, without what it tells on a slow machine."""
+    return re.sub(r"(?m)^waiting for .*\n", "", printed)
+
+
 class Page:
     """A page that is being run: its namespace, and the nodes that it has started."""
 
@@ -89,7 +94,7 @@ class Page:
         )
         if done.returncode != 0:
             raise Wrong(f"$ {command}\nended with code {done.returncode}:\n{done.stdout}{done.stderr or ''}")
-        return re.sub(r"(?m)^waiting for .*\n", "", done.stdout)  # told on a slow machine
+        return but_for_waiting(done.stdout)
 
     def serve(self, command: str, port: str) -> str:
         """Start a node; what a terminal shows until it is ready."""
@@ -101,7 +106,7 @@ class Page:
         assert node.stdout is not None
         said = ""
         for line in node.stdout:
-            said += line
+            said += but_for_waiting(line)
             if "://" in line:
                 return said
         raise Wrong(f"$ {command}\nended with code {node.wait()} without serving:\n{said}")
