@@ -71,11 +71,9 @@ class BucketWrites:
         through = {at: bucket for at, bucket in remote.items() if not bucket.remote.is_write_back}
         names = [(bucket.uuid, objects[at].name) for at, bucket in through.items()]
         async with contextlib.AsyncExitStack() as held:
-            for at, bucket in remote.items():
-                if bucket.remote.is_write_back:
-                    size_bytes = sum(len(one.data) for one in objects)
-                    await held.enter_async_context(self._write_back.admitted(bucket, objects[at].name, size_bytes))
-                    break
+            if (back := next((at for at, bucket in remote.items() if bucket.remote.is_write_back), None)) is not None:
+                size_bytes = sum(len(one.data) for one in objects)
+                await held.enter_async_context(self._write_back.admitted(remote[back], objects[back].name, size_bytes))
             await held.enter_async_context(self._writing.hold(names))
             results = await self._begin(objects, remote)
             left = [at for at in range(len(objects)) if at not in results]
@@ -91,13 +89,13 @@ class BucketWrites:
     ) -> dict[int, pb.ObjectInfo | LoaderError]:
         """Put the objects of remote buckets to the remote storage, or mark them as those that are to be uploaded. Sets
         the metadata of their copies; returns the errors by position."""
-        turns = asyncio.Semaphore(_PUTS_AT_ONCE)
+        turns, in_order = asyncio.Semaphore(_PUTS_AT_ONCE), NameLocks()  # of a repeated name, the last object wins
 
         async def begin(small: pb.SmallObject, bucket: RemoteBucket) -> None:
             if bucket.remote.is_write_back:
                 await self._write_back.mark(bucket, small)
                 return
-            async with turns:
+            async with in_order.hold([(bucket.uuid, small.name)]), turns:
                 header = pb.PutHeader(
                     bucket=small.bucket, name=small.name, metadata=small.metadata, condition=small.condition
                 )
@@ -110,6 +108,10 @@ class BucketWrites:
         return {at: error for at, error in zip(remote, results, strict=True) if error is not None}
 
     # -- deleting
+
+    def hold(self, bucket: RemoteBucket, names: Sequence[str]) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return a context in which only the caller writes these names through."""
+        return self._writing.hold((bucket.uuid, name) for name in names)
 
     async def delete(self, bucket: RemoteBucket, request: pb.DeleteRequest) -> None:
         """Delete an object, and the remote object that it is a copy of. Raises LoaderError."""

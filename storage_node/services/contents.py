@@ -55,9 +55,10 @@ class ContentsService:
             return self._deleted(await self._delete_copies(request.bucket, names, condition))
         if bucket.remote.is_write_back:
             return self._deleted(await self._delete_later(bucket, names, condition))
-        refused = await self._tier.writes.delete(bucket, names)
-        left = [name for name, error in zip(names, refused, strict=True) if error is None]
-        results = await self._delete_copies(request.bucket, left, condition)
+        async with self._tier.bucket_writes.hold(bucket, names):
+            refused = await self._tier.writes.delete(bucket, names)
+            left = [name for name, error in zip(names, refused, strict=True) if error is None]
+            results = await self._delete_copies(request.bucket, left, condition)
         deleted = (None if isinstance(one, ObjectNotFound) else one for one in results)  # a cold object has no copy
         return self._deleted([next(deleted) if error is None else error for error in refused])
 
