@@ -19,6 +19,7 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.name_locks import NameLocks
 from storage_node.limits.tasks import results_of
+from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.remote_writes import RemoteWrites
 from storage_node.remote.tier_context import TierContext
 from storage_node.store.drive.preconditions import condition_of_deletion, parse_condition
@@ -115,7 +116,7 @@ class BucketWrites:
 
     async def delete(self, bucket: RemoteBucket, request: pb.DeleteRequest) -> None:
         """Delete an object, and the remote object that it is a copy of. Raises LoaderError."""
-        if bucket.remote.is_write_back:
+        if bucket.remote.is_write_back and not is_hidden(request.name):
             etag = await self._write_back.cold_etag(bucket, request.name, request.if_version)
             if etag:  # nobody may have put it here meanwhile
                 condition = parse_condition(True, "", request.write_id, request.repeat_ms)

@@ -22,6 +22,7 @@ from storage_node.context.node import Node
 from storage_node.context.remote_buckets import RemoteBucket
 from storage_node.limits.counters import count_each
 from storage_node.limits.tasks import results_of
+from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context
 from storage_node.store.denied_objects import check_denied_names, denied_page
@@ -53,7 +54,7 @@ class ContentsService:
         bucket = self._tier.buckets.find(request.bucket)
         if bucket is None:
             return self._deleted(await self._delete_copies(request.bucket, names, condition))
-        if bucket.remote.is_write_back:
+        if bucket.remote.is_write_back and not all(map(is_hidden, names)):
             return self._deleted(await self._delete_later(bucket, names, condition))
         async with self._tier.bucket_writes.hold(bucket, names):
             refused = await self._tier.writes.delete(bucket, names)
