@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, VersionConflict
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, OutcomeUnknown, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.context.remote_buckets import RemoteBucket
@@ -45,21 +45,19 @@ class RemoteWrites:
             await self._require_no_object(bucket, name)
         await self._inventories.note_changes(bucket, [name])
         stamp = {STAMP_KEY: condition.write_id.hex()} if condition.write_id else {}
+        metadata = remote_metadata(header.metadata) | stamp
         try:
-            stored = await backend.put(
-                name,
-                chunks,
-                size_bytes,
-                remote_metadata(header.metadata) | stamp,
-                if_absent=condition.if_absent,
-                if_etag=etag,
-            )
+            stored = await backend.put(name, chunks, size_bytes, metadata, if_absent=condition.if_absent, if_etag=etag)
         except VersionConflict:
             with contextlib.suppress(ObjectNotFound):
                 stored = await backend.head(name)
                 if stamp and stored.metadata.items() >= stamp.items():
                     return metadata_of(stored) | dict(header.metadata)
             raise
+        try:  # again: a refresh of the inventory may have listed the object before
+            await self._inventories.note_changes(bucket, [name])
+        except LoaderError as error:
+            raise OutcomeUnknown(f"{bucket.name}/{name}: the remote storage has it, but no copy: {error}") from error
         condition.if_absent = False
         if etag:
             condition.if_version = ""
@@ -84,8 +82,7 @@ class RemoteWrites:
         entry = await self._read(self._copies.stored, bucket, name)
         if str(entry.version) != version:
             raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
-        etag: str = entry.metadata.get(REMOTE_ETAG, "")
-        return etag
+        return str(entry.metadata.get(REMOTE_ETAG, ""))
 
     async def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """Delete a remote object on the condition that its copy here has this version, and that it is still the one
@@ -127,5 +124,6 @@ class RemoteWrites:
 
         errors = await results_of(map(delete, names))
         gone = [name for name, error in zip(names, errors, strict=True) if error is None]
+        await self._inventories.note_changes(bucket, gone)  # see `put`
         await asyncio.gather(self._loads.settle(bucket, gone), self._owner.settle(bucket, gone))
         return errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -149,6 +150,51 @@ def test_a_change_during_a_refresh_is_kept(cold: Bucket, remote_bucket: RemoteBu
     cold.evict()
     assert names_of(cold) == [*names[1:], "marked before"]
     assert [info.size_bytes for info in cold.objects("marked")] == [2]
+
+
+def test_the_marks_of_an_inventory_are_deleted_here_alone(
+    client: Client, bucket_name: str, remote_bucket: RemoteBucket
+) -> None:
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write="back")
+    bucket = client.create_bucket(bucket_name, remote=remote, copies=2 if "," in client.url else 1)
+    bucket.refresh_inventory()
+    bucket.put("a", b"a")
+    bucket.flush(timeout_s=180)
+    bucket.refresh_inventory()  # removes the mark of "a", and the first list
+    assert not [row for row in client.pending_uploads() if row.bucket == bucket.name]
+    bucket.drop_inventory()
+    assert not [row for row in client.pending_uploads() if row.bucket == bucket.name]
+    assert remote_bucket.keys() == ["a"]
+    client.delete_bucket(bucket_name, force=True)
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_changes_that_reach_the_cloud_after_a_refresh_has_listed_it_are_listed(
+    client: Client, bucket_name: str, remote_bucket: RemoteBucket, proxy: FaultProxy, write: str
+) -> None:
+    names = filled(remote_bucket, 4)
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write=write)  # type: ignore[arg-type]
+    bucket = client.create_bucket(bucket_name, remote=remote, copies=2 if "," in client.url else 1)
+    bucket.refresh_inventory()
+    with (
+        proxy.held("PUT", remote_bucket.path("new")) as put,
+        proxy.held("DELETE", remote_bucket.path(names[0])) as deletion,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        changes = [threads.submit(bucket.put, "new", b"new"), threads.submit(bucket.delete, names[0])]
+        put.wait_for(1)
+        deletion.wait_for(1)
+        bucket.refresh_inventory()
+        put.release()
+        deletion.release()
+        for change in changes:
+            change.result(180)
+    if write == "back":
+        bucket.flush(timeout_s=180)
+    bucket.evict(prefix="")
+    assert names_of(bucket) == [*names[1:], "new"]
+    assert bucket.get("new") == b"new"
+    client.delete_bucket(bucket_name, force=True)
 
 
 def test_names_that_no_object_can_have_are_counted(cold: Bucket, remote_bucket: RemoteBucket) -> None:

@@ -18,8 +18,6 @@ VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"
 STAMP_KEY = "aisloaderwrite"
 """Key of a write's stamp in a remote object's metadata. Letters alone: Azure allows no hyphen."""
-
-
 MADE_KEY = "aisloadermade"
 """Key of what the store says of how it made an object, as JSON in ASCII: Azure allows none of its own keys."""
 _MOST_MADE_BYTES = 1500

@@ -49,8 +49,6 @@ STREAMS = 16
 PROGRESS_S = 0.5
 """Time between two reports of progress."""
 MARKS_AT_ONCE = 32
-
-
 _HEAD = struct.Struct("<III")
 """Count of rows, and lengths of their names and of their details."""
 

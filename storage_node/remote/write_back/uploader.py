@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -34,12 +34,15 @@ REPLACED_ETAG = 'W/"replaced"'
 """ETag of a copy whose remote object others have replaced at once: no object has it."""
 
 
+NoteChanges = Callable[[RemoteBucket, Sequence[str]], Awaitable[None]]
+"""Marks objects as changed, for the bucket's inventory."""
+
+
 class Uploader:
     """Belongs to one event loop. `read` runs a function that may wait for a drive, off the loop."""
 
-    def __init__(self, store: Store, read: Callable[..., Awaitable[Any]]) -> None:
-        self._store = store
-        self._read = read
+    def __init__(self, store: Store, read: Callable[..., Awaitable[Any]], note_changes: NoteChanges) -> None:
+        self._store, self._read, self._note_changes = store, read, note_changes
 
     async def upload(self, bucket: RemoteBucket, backend: Backend, name: str) -> Step | None:
         """Upload what is pending of a name. Returns how that ended; None if something newer has to be uploaded.
@@ -68,6 +71,7 @@ class Uploader:
                 failpoint("upload.sent")
                 step = Step.DONE
             if step.is_over:
+                await self._note_changes(bucket, [name])  # a refresh of the inventory may have listed it before
                 raw_metadata = _settled(entry, found if step is Step.DONE else None)
                 settle = functools.partial(uploads.settle, bucket.uuid, name, upload.version, raw_metadata)
                 return step if await self._read(settle) else None

@@ -33,7 +33,7 @@ from storage_node.remote.inventory.inventories import is_hidden
 from storage_node.remote.location.backends import Backends
 from storage_node.remote.write_back.upload_owners import UploadOwners
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
-from storage_node.remote.write_back.uploader import Uploader
+from storage_node.remote.write_back.uploader import NoteChanges, Uploader
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import CatalogEntry, encode_metadata, is_pending
@@ -87,12 +87,11 @@ class WriteBack:
         read: Callable[..., Awaitable[Any]],
         settings: RemoteSettings,
         owners: UploadOwners,
-        note_changes: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
+        note_changes: NoteChanges,
     ) -> None:
-        """`note_changes`: marks objects that are about to be changed, for the bucket's inventory."""
         self._store, self._buckets, self._backends, self._owners = store, buckets, backends, owners
         self._read, self._settings, self._note_changes = read, settings, note_changes
-        self._uploader = Uploader(store, read)
+        self._uploader = Uploader(store, read, note_changes)
         self._lock = threading.Lock()
         self._pending: dict[Key, _WaitingUpload] = {}  # guarded by _lock, as are _ready and _bytes
         self._ready: deque[Key] = deque()
