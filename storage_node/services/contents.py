@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.errors import InvalidName, InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.denied import checked_contents, checked_reason
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.object_info import info_of
@@ -28,6 +28,7 @@ from storage_node.services.errors import Context
 from storage_node.store.denied_objects import check_denied_names, denied_page
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.format import encode_metadata
+from storage_node.store.names import shown_name
 from storage_node.store.read.heads import local_heads
 from storage_node.store.summary import NameSummary
 
@@ -119,13 +120,17 @@ class ContentsService:
         self, bucket: RemoteBucket, names: list[str], condition: Condition | None
     ) -> list[LoaderError | None]:
         """Delete objects whose remote objects are deleted afterwards."""
-        mark = await self._tier.write_back.deletion_mark(bucket, names, None)
+        faults = ((name, self._tier.backends.of(bucket).name_fault(name)) for name in names)
+        refused = {name: InvalidName(f"{bucket.name}/{shown_name(name)}: {fault}") for name, fault in faults if fault}
+        left = [name for name in names if name not in refused]
+        mark = await self._tier.write_back.deletion_mark(bucket, left, None)
         if (replica_set := self._writes.replica_set(bucket.name)) is not None:
-            return await self._writes.delete_many(replica_set, names, condition, mark)
-
-        host = self._tier.host
-        results = await results_of(host.delete_object(bucket.name, name, condition, mark) for name in names)
-        return [None if isinstance(one, ObjectNotFound) else one for one in results]
+            results = await self._writes.delete_many(replica_set, left, condition, mark)
+        else:
+            delete = self._tier.host.delete_object
+            results = await results_of(delete(bucket.name, name, condition, mark) for name in left)
+        deleted = (None if isinstance(one, ObjectNotFound) else one for one in results)
+        return [refused.get(name) or next(deleted) for name in names]
 
     async def _delete_copies(
         self, bucket: str, names: list[str], condition: Condition | None

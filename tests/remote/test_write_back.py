@@ -87,6 +87,17 @@ def test_writes_are_acknowledged_while_the_remote_storage_is_down(
     assert not [row for row in client.pending_uploads() if row.bucket == back.name]
 
 
+def test_the_deletion_of_a_name_that_the_cloud_cannot_have_is_refused(client: Client, back: Bucket) -> None:
+    back.put("a", b"a")
+    with pytest.raises(errors.InvalidName, match="control character"):
+        back.delete("no\x01")
+    summary = back.delete_many(["no\x01", "a"], on_error="return")
+    assert [(failure.name, type(failure.error)) for failure in summary.failures] == [("no\x01", errors.InvalidName)]
+    back.flush(timeout_s=180)
+    assert not [row for row in client.pending_uploads() if row.bucket == back.name]
+    assert list(back.objects()) == []
+
+
 @pytest.mark.slow
 def test_a_deletion_is_not_undone_while_it_is_pending(
     back: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy

@@ -254,8 +254,7 @@ class WriteBack:
                     await asyncio.sleep(_TOGETHER_S)
 
     def _is_waiting(self, key: Key) -> bool:
-        one = self._pending.get(key)
-        return one is not None and not one.is_conflict
+        return (one := self._pending.get(key)) is not None and not one.is_conflict
 
     # -- writing
 
@@ -296,7 +295,6 @@ class WriteBack:
 
         Raises InvalidName, InvalidRequest, and what `cold_etag` raises.
         """
-        self._backends.of(bucket).check_name(put.name)
         if etag := await self.cold_etag(bucket, put.name, put.condition.if_version):
             put.condition.if_version, put.condition.if_absent = "", True
         condition = condition_of(put)
@@ -306,8 +304,9 @@ class WriteBack:
     async def cold_etag(self, bucket: RemoteBucket, name: str, if_version: str) -> str:
         """Return the ETag that a condition names as the version of a cold object; "" if it names none.
 
-        Raises VersionConflict if the object is not cold, or has another ETag; ObjectNotFound.
+        Raises InvalidName; VersionConflict if the object is not cold, or has another ETag; ObjectNotFound.
         """
+        self._backends.of(bucket).check_name(name)
         etag = if_version.removeprefix(ETAG_VERSION)
         if etag == if_version:
             return ""
