@@ -29,12 +29,7 @@ from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectR
 from ais_loader.objects.opened_batch import batch_of_names
 from ais_loader.objects.pinned import opened, opened_member, pinned_bytes, pinned_members
 from ais_loader.objects.put_spec import check_version, put_spec
-from ais_loader.objects.remote.inventory import (
-    BucketInventory,
-    forget_inventories,
-    kept_inventory,
-    table_of_inventory,
-)
+from ais_loader.objects.remote.inventory import BucketInventory, forget_inventories, kept_inventory, table_of_inventory
 from ais_loader.objects.remote.warm import BucketWarming
 from ais_loader.objects.sample_table import SampleTable, bucket_samples
 from ais_loader.transport.base import (
@@ -47,22 +42,12 @@ from ais_loader.transport.base import (
     whole_number,
 )
 from ais_loader.values.batch import Batch
-from ais_loader.values.changes import (
-    DownloadSummary,
-    OnError,
-    OnProgress,
-    PromoteSummary,
-)
+from ais_loader.values.changes import DownloadSummary, OnError, OnProgress, PromoteSummary
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.promote import Overwrite, PromoteResult, PromoteSpec, Shared, promote_all
-from ais_loader.values.requests import (
-    batch_options,
-    checked_timeout_s,
-    request_for_transformed,
-    require_many,
-)
+from ais_loader.values.requests import batch_options, checked_timeout_s, request_for_transformed, require_many
 from ais_loader.values.source import Content, Source
 from ais_loader.values.summary import BucketSummary, SnapshotInfo
 from ais_loader.wire.remote import Remote

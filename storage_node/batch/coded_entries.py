@@ -146,10 +146,7 @@ async def _pieces(objects: CodedObjects, part: pb.BatchRequest, one: _Wanted) ->
 
 
 def _frame(
-    window: Sequence[_Wanted],
-    found: Sequence[memoryview | LoaderError],
-    piece: Piece | None = None,
-    checksum: int = 0,
+    window: Sequence[_Wanted], found: Sequence[memoryview | LoaderError], piece: Piece | None = None, checksum: int = 0
 ) -> Frame:
     content = [data if isinstance(data, memoryview) else _NOTHING for data in found]
     stored = [one.is_whole and piece is None for one in window]

@@ -85,11 +85,7 @@ def _merged(blocks: Iterator[NamesBlock], there: Sequence[bytes], changed: Seque
 
 
 def _made(
-    transport: Transport,
-    bucket: str,
-    prefix: str,
-    remote: Remote,
-    progress: Callable[[int], object] | None,
+    transport: Transport, bucket: str, prefix: str, remote: Remote, progress: Callable[[int], object] | None
 ) -> InventoryInfo:
     request = pb.RefreshInventoryRequest(bucket=bucket, prefix=prefix, id=remote.inventory)
     description = ""

@@ -33,10 +33,7 @@ def _cold(
 
 
 def _sizes(
-    transport: Transport,
-    bucket: str,
-    group: list[tuple[str, int | None]],
-    results: list[errors.LoaderError | None],
+    transport: Transport, bucket: str, group: list[tuple[str, int | None]], results: list[errors.LoaderError | None]
 ) -> list[int]:
     """Return the sizes of warmed objects. Those that are not known already are looked up where they are stored now."""
     asked = [

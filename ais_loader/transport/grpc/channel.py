@@ -94,10 +94,7 @@ def _speaks_tls(endpoint: str) -> bool:
         context.wrap_bio(ssl.MemoryBIO(), hello).do_handshake()
     host, _, port = endpoint.rpartition(":")
     address = host.strip("[]"), int(port)
-    with (
-        contextlib.suppress(OSError, ValueError),
-        socket.create_connection(address, timeout=_PROBE_TIMEOUT_S) as sock,
-    ):
+    with contextlib.suppress(OSError, ValueError), socket.create_connection(address, timeout=_PROBE_TIMEOUT_S) as sock:
         sock.sendall(hello.read())
         return sock.recv(1) in _TLS_RECORDS
     return False

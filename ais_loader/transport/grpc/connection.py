@@ -117,12 +117,7 @@ class Connection:
             created, or at a fork.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        options: ClusterOptions,
-        owner: object,
-    ) -> None:
+    def __init__(self, endpoint: str, options: ClusterOptions, owner: object) -> None:
         token = token_of(options)
         require_sendable(token, endpoint, is_tls=options.tls)
         abandon_orphans()

@@ -56,11 +56,7 @@ def put_header(spec: PutSpec) -> pb.PutHeader:
     message can carry."""
     _check(spec)
     return pb.PutHeader(
-        bucket=spec.bucket,
-        name=spec.name,
-        metadata=spec.metadata,
-        size_bytes=spec.size_bytes,
-        checksum=spec.checksum,
+        bucket=spec.bucket, name=spec.name, metadata=spec.metadata, size_bytes=spec.size_bytes, checksum=spec.checksum
     )
 
 

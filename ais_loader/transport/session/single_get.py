@@ -65,10 +65,7 @@ class SingleGet:
         return self._exchanged(self._exchange_to_open, request, timeout_s)
 
     def _exchanged(
-        self,
-        exchange: Callable[[PooledStream, pb.BatchRequest, float], R],
-        request: pb.BatchRequest,
-        timeout_s: float,
+        self, exchange: Callable[[PooledStream, pb.BatchRequest, float], R], request: pb.BatchRequest, timeout_s: float
     ) -> R | None:
         """Return the result of `exchange` on a stream of the pool; None if it fails."""
         request.initial_credit_bytes = _CREDIT_BYTES

@@ -284,12 +284,7 @@ class Coder:
         return b"".join(open_object(self._node.store, bucket, one.name, start=at, length=size_bytes, version=version))
 
     async def _recorded(
-        self,
-        view: ClusterView,
-        bucket: pb.MapBucket,
-        companion: pb.MapBucket,
-        built: Sequence[_Built],
-        began_s: float,
+        self, view: ClusterView, bucket: pb.MapBucket, companion: pb.MapBucket, built: Sequence[_Built], began_s: float
     ) -> list[_Built]:
         """Write the manifests of those groups whose fragments are on disks; return those whose manifest is as well."""
         names = by_key((node, name) for one in built for node, mine in one.nodes.items() for name in mine)

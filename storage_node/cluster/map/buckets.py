@@ -75,11 +75,7 @@ class ClusterBuckets:
             return described(view.buckets[name])
         redundancy = require_redundancy(settings)
         make = mutations.create_bucket(
-            name,
-            settings.copies or 1,
-            settings.min_copies or 1,
-            remote=settings.remote or None,
-            redundancy=redundancy,
+            name, settings.copies or 1, settings.min_copies or 1, remote=settings.remote or None, redundancy=redundancy
         )
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:

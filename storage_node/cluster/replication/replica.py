@@ -117,12 +117,7 @@ class HeldWrite:
         try:
             require_bucket(self._store, small.bucket, group.bucket_uuid[small.bucket])
             return self._store.stage(
-                small.bucket,
-                small.name,
-                [small.data],
-                dict(small.metadata),
-                checksum=checksum,
-                grouped=True,
+                small.bucket, small.name, [small.data], dict(small.metadata), checksum=checksum, grouped=True
             )
         except LoaderError as error:
             return error
