@@ -263,6 +263,8 @@ class SamplerPosition:
         """The place after the batch delivered last. None if the sampler is at the same place."""
         self._restored: tuple[dict[str, Any], int | None] | None = None
         """A state from which no iteration has started yet, and the epoch that it set."""
+        self._began: tuple[dict[str, Any], int | None] | None = None
+        """The state from which the running iteration started, if it was loaded, and its epoch."""
         self._warns_of_repeats = True
 
     def __len__(self) -> int:
@@ -303,9 +305,13 @@ class SamplerPosition:
     def begin(self) -> SamplerRun:
         restored, self._restored = self._not_yet_resumed(), None
         if self.run is not None and self.run.delivered and self.place_handed is not None and self.has_epochs:
+            if self._began is not None and self._began[1] == self.epoch and BEGINNING in self._began[0]:
+                restored = restored or self._began[0]
             if self._warns_of_repeats:
-                warn_of_repeat(f"the beginning of epoch {self.epoch}", self.run.delivered)
+                start = "the loaded place in" if restored else "the beginning of"
+                warn_of_repeat(f"{start} epoch {self.epoch}", self.run.delivered)
             self._warns_of_repeats = False
+        self._began = (restored, self.epoch) if restored is not None else None
         drawn, places = self.draws(restored)
         self.place_handed = places.now()
         self.run = SamplerRun(self, drawn, places, restored or {})

@@ -237,3 +237,32 @@ def test_a_last_batch_that_the_trainer_did_not_receive_is_not_counted(new: Calla
     resumed.load_state_dict(state)
     received.extend(resumed)
     assert received == list(BatchLoader(Numbers(N), new()))
+
+
+@table("same_epoch", [False, True])
+def test_an_iteration_that_is_abandoned_after_a_resume_begins_where_it_began(
+    caplog: pytest.LogCaptureFixture, same_epoch: bool
+) -> None:
+    """Not at the beginning of its epoch: its first batches would be read once more."""
+    caplog.clear()
+
+    def loader() -> BatchLoader:
+        sampler = DistributedSampler(Numbers(N), num_replicas=1, rank=0, seed=3)
+        return BatchLoader(Numbers(N), drawing(sampler), workers=0)
+
+    whole = loader()
+    whole.set_epoch(2)
+    expected = list(whole)
+    stopped = loader()
+    stopped.set_epoch(2)
+    list(islice(stopped, MIDDLE))
+    resumed = loader()
+    resumed.load_state_dict(stopped.state_dict())
+    assert list(islice(resumed, 2)) == expected[MIDDLE : MIDDLE + 2]
+    if same_epoch:
+        resumed.set_epoch(2)
+    assert list(resumed) == expected[MIDDLE:]
+    assert ("the loaded place in epoch 2" in caplog.text) == (not same_epoch)
+    assert list(resumed) == expected  # nobody has called set_epoch
+    resumed.set_epoch(3)
+    assert next(iter(resumed)) != expected[MIDDLE]
