@@ -11,7 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
+from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
@@ -211,7 +211,8 @@ async def put_messages(
 
 
 def is_gone(found: Stored | LoaderError) -> bool:
-    return isinstance(found, NotFound)
+    """Whether there is no such object, in a bucket that the node which was asked knows."""
+    return isinstance(found, NotFound) and not isinstance(found, BucketNotFound)
 
 
 def is_superseded(error: LoaderError) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_kit import OneStore, ended, job_of
 
 from ais_loader.errors import (
+    BucketNotFound,
     InvalidRequest,
     JobNotFound,
     NodeUnavailable,
@@ -19,6 +21,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs import manager as manager_module
+from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Origin
 from tests.node.loop_kit import until
@@ -170,6 +173,25 @@ def test_synchronizing_deletes_its_own_results_of_sources_that_are_gone_and_noth
     info = one.run(synchronize=True)
     assert info.counts.deleted == 1
     assert one.contents("b") == {"y": b"Y", "mine": b"mine"}
+
+
+def test_synchronizing_deletes_nothing_once_the_bucket_of_the_sources_is_not_known(
+    one: OneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of a cluster says so for each name, when the bucket was deleted, or before it has heard of a new one."""
+    one.put("a", {"x": b"x", "y": b"y"})
+    one.run()
+    heads, asked = OwnStore.heads, list[str]()
+
+    async def unknown(store: OwnStore, bucket: str, names: Sequence[str]) -> list[Any]:
+        asked.append(bucket)
+        if bucket == "a":
+            return [BucketNotFound("bucket 'a' does not exist") for _ in names]
+        return await heads(store, bucket, names)
+
+    monkeypatch.setattr(OwnStore, "heads", unknown)
+    assert one.run(synchronize=True).counts.deleted == 0
+    assert asked[-1] == "a" and one.contents("b") == {"x": b"X", "y": b"Y"}
 
 
 def test_large_objects_pass_through_files(one: OneStore) -> None:
