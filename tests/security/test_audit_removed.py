@@ -11,6 +11,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.errors import DriveFailed
+from ais_loader.testing import eventually
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store_record import AuditEnd
@@ -144,3 +145,19 @@ def test_a_log_goes_on_although_its_end_cannot_be_kept(tmp_path: Path) -> None:
     assert log.lost == 0
     assert [one["event"] for one in lines_in(tmp_path)] == ["open", *["change"] * 3, "close"]
     assert not verify(files_of(tmp_path)).problem
+
+
+def test_a_log_whose_drive_is_taken_away_leaves_nothing_in_its_place_and_goes_on_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    drive, away = tmp_path / "drive", tmp_path / "away"
+    with log_in(drive / "audit") as log:
+        append(log, 3)
+        eventually(lambda: log.lines == 4)  # and that the node has started
+        drive.rename(away)
+        append(log, 2)
+        eventually(lambda: log.lost >= 2)
+        assert not drive.exists()
+        away.rename(drive)
+        append(log, 1, first=5)
+        eventually(lambda: log.lines >= 5 and lines_in(drive / "audit")[-1].get("number") == 5)

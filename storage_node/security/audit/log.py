@@ -232,7 +232,8 @@ class AuditLog:
                 return
             self._failed += self.lines - self._lines_before
             self._abandon(OSError(f"{path_of(self.folder, self._number).name} was removed or changed by somebody else"))
-        self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        # Later, parents that are missing are those of a drive that was taken away: it must find its place empty.
+        self.folder.mkdir(mode=FOLDER_MODE, parents=not self._is_running, exist_ok=True)
         numbers = numbers_in(self.folder)
         self._link = self._last_link()
         number = max(1, self._number, *numbers)
