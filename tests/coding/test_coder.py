@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,13 @@ def test_what_is_damaged_or_gone_leaves_zeros_and_the_others_are_where_they_shou
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("wanted", [3, 1500])
 def test_no_group_is_written_whose_manifest_a_node_that_is_away_would_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: int
 ) -> None:
-    away, drawn, wanted = 6, list[bytes](), 3
+    """And a node does not draw until it has another one: its event loop has more to do."""
+    caplog.set_level(logging.INFO)
+    away, drawn = 6, list[bytes]()
     with CodedCluster(tmp_path, nodes=7, coding_delay_s=0.0) as cluster:
 
         def is_owned(group: bytes) -> bool:
@@ -86,3 +90,4 @@ def test_no_group_is_written_whose_manifest_a_node_that_is_away_would_have(
         for number in range(away):
             found = cluster.store(number).replicas.newest(CODED, [*map(manifest_name, drawn[:wanted])])
             assert found == [None] * wanted, "it stays as long as nobody can ask that node for entries of its group"
+        assert ("of 1,000 groups" in caplog.text) == (wanted > 1000)

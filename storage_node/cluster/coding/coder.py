@@ -65,6 +65,8 @@ from storage_node.store.read.object_reader import open_object
 
 ROUND_GROUPS = 8
 """Most groups that share their syncs."""
+_DRAWS = 1000
+"""Most groups that are drawn for one whose manifest has owners that all answer: it takes the event loop's time."""
 _SCANNED = 10_000
 """Entries that are looked through at once."""
 log = logging.getLogger(__name__)
@@ -248,9 +250,14 @@ class Coder:
         reached: set[int],
     ) -> _Built:
         """Write the fragments of a group, to hosts whose nodes have been reached. Raises ReplicaLost, LoaderError."""
-        redundancy, drawn = Redundancy(bucket.coding.data, bucket.coding.parity), iter(draw_bucket_uuid, b"")
+        redundancy = Redundancy(bucket.coding.data, bucket.coding.parity)
         # A group whose manifest an owner lacks is not used, and stays until all nodes answer that they have none of it.
-        group = next(one for one in drawn if reached.issuperset(view.owners(bucket, manifest_name(one))))
+        for _ in range(_DRAWS):
+            group = draw_bucket_uuid()
+            if reached.issuperset(view.owners(bucket, manifest_name(group))):
+                break
+        else:
+            raise ReplicaLost(f"of {_DRAWS:,} groups, each would have a manifest on a node that does not answer")
         away = {node.host for at, node in enumerate(view.nodes) if at not in reached}
         places = place_fragments(view, companion, group, range(redundancy.fragments), used=away)
         is_large = is_alone(objects[0].entry, redundancy.data)
