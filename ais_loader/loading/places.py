@@ -201,22 +201,23 @@ class SamplerRun:
     def __init__(
         self, position: SamplerPosition, drawn: Iterator[Any], places: Places, again: Mapping[str, Any]
     ) -> None:
-        self._position, self._drawn, self._places, self._again = position, drawn, places, again
-        self.delivered = 0
+        self._position, self._drawn, self._places = position, drawn, places
+        self.again, self.delivered = again, 0
+        """The loaded state from which it started, if any; and how many batches the trainer has received."""
 
     def batches(self) -> Iterator[tuple[int, Any, Place]]:
         """Yield (number of the batch, batch, place after it)."""
-        draw_again(self._drawn, self._again)
+        draw_again(self._drawn, self.again)
         number = 0
         while True:
             try:
                 batch = next(self._drawn)  # not `for`: a sampler may start again at each iter()
             except StopIteration:
-                if number or not self._again:
+                if number or not self.again:
                     return
                 _forget_progress(self._position.sampler)  # its state was that of an epoch's end
                 self._drawn, self._places = self._position.draws()
-                self._again = {}
+                self.again = {}
                 continue
             if batch is None or isinstance(batch, Integral):
                 kind = type(self._position.sampler).__name__
@@ -263,8 +264,6 @@ class SamplerPosition:
         """The place after the batch delivered last. None if the sampler is at the same place."""
         self._restored: tuple[dict[str, Any], int | None] | None = None
         """A state from which no iteration has started yet, and the epoch that it set."""
-        self._began: tuple[dict[str, Any], int | None] | None = None
-        """The state from which the running iteration started, if it was loaded, and its epoch."""
         self._warns_of_repeats = True
 
     def __len__(self) -> int:
@@ -305,13 +304,13 @@ class SamplerPosition:
     def begin(self) -> SamplerRun:
         restored, self._restored = self._not_yet_resumed(), None
         if self.run is not None and self.run.delivered and self.place_handed is not None and self.has_epochs:
-            if self._began is not None and self._began[1] == self.epoch and BEGINNING in self._began[0]:
-                restored = restored or self._began[0]
+            began = self.run.again
+            if restored is None and BEGINNING in began and began[BEGINNING]["epoch"] == self.epoch:
+                restored = dict(began)
             if self._warns_of_repeats:
                 start = "the loaded place in" if restored else "the beginning of"
                 warn_of_repeat(f"{start} epoch {self.epoch}", self.run.delivered)
             self._warns_of_repeats = False
-        self._began = (restored, self.epoch) if restored is not None else None
         drawn, places = self.draws(restored)
         self.place_handed = places.now()
         self.run = SamplerRun(self, drawn, places, restored or {})

@@ -92,8 +92,15 @@ def copy_part(request: Request) -> Response:
     # The text that is hashed has no other copy: the version and the range.
     text = f"{source.bucket}/{source.name} {source.info.version} {start} {length}"
     md5 = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-    place = {"bucket": source.bucket, "version": source.version}
-    part = upload.copy_part(number, source.name, **place, start=start, length=length, metadata={_MD5: md5})
+    part = upload.copy_part(
+        number,
+        source.name,
+        bucket=source.bucket,
+        version=source.version,
+        start=start,
+        length=length,
+        metadata={_MD5: md5},
+    )
     body = xml.tags(LastModified=stamp(part.modified_ns), ETag=f'"{md5}"')
     return xml_response(xml.document("CopyPartResult", [body]))
 

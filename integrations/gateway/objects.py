@@ -33,9 +33,13 @@ def put_object(request: Request) -> Response:
     bucket = request.client.bucket(request.bucket)
     metadata = attributes.metadata_of(request.headers) | attributes.of_body(body)
     condition = conditions.of_write(bucket, name, request.headers)
-    if_absent, if_version = condition.if_absent, condition.if_version
     info = bucket.put(
-        name, body.content(), metadata=metadata, checksum=body.crc32c, if_absent=if_absent, if_version=if_version
+        name,
+        body.content(),
+        metadata=metadata,
+        checksum=body.crc32c,
+        if_absent=condition.if_absent,
+        if_version=condition.if_version,
     )
     headers = {"etag": f'"{attributes.etag(info)}"'}
     if body.checksum is not None:

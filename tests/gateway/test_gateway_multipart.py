@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import pytest
-
-from ais_loader import errors
-from ais_loader.objects import multipart
 from tests.gateway.conftest import Served
+from tests.gateway.multipart_kit import only_one_part_is_removed
 from tests.gateway.test_boto3 import MIB, code, data
 from tests.table import table
 
@@ -138,20 +135,11 @@ def test_an_upload_that_another_client_began(served: Served, s3: Any, bucket: st
 
 
 def test_a_completion_that_was_cut_as_it_removed_the_parts_is_answered_again(
-    served: Served, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+    served: Served, s3: Any, bucket: str
 ) -> None:
     upload = begin(s3, bucket)
     parts = [put(s3, upload, number, bytes([number]) * size) for number, size in ((1, PART), (2, 1))]
-    remove, removed = multipart.remove, []
-
-    def first(transport: Any, bucket: str, name: str) -> None:
-        if removed:
-            raise errors.AccessDenied("the gateway is gone")
-        remove(transport, bucket, name)
-        removed.append(name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(multipart, "remove", first)
+    with only_one_part_is_removed() as removed:
         assert code(complete, s3=s3, upload=upload, parts=parts)[0] == "AccessDenied"
     assert len(removed) == 1
     made = s3.head_object(Bucket=bucket, Key="a")

@@ -196,9 +196,9 @@ class PutMany:
                 outdated = isinstance(refusal, errors.BucketNotFound) and self.has_bucket(small.bucket)
                 is_full = isinstance(refusal, errors.DriveFull) and not everybody_is_full
                 elsewhere = self.has_others and (outdated or is_full or isinstance(refusal, errors.StaleMap))
-                if may_pass(refusal):
+                if passes := may_pass(refusal):
                     node.stored_in_a_row = 0
-                if elsewhere or (may_pass(refusal) and not node.patience.is_over):
+                if elsewhere or (passes and not node.patience.is_over):
                     # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, on
                     # one that checks for earlier attempts again, or once enough owners answer.
                     alone = self._alone(node, place, spec, Source(small.data))

@@ -115,15 +115,26 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         require_text(spec.name, errors.InvalidName, "object name")
         put = self._checked(spec.bucket, lambda node: node.put(spec, source))
         with spec.tries.raise_if_unknown():
-            only_first, retry = spec.is_conditional, source.replayable
-            return self._write(spec.bucket, spec.name, put, only_first=only_first, retry=retry, patience=patience)
+            return self._write(
+                spec.bucket,
+                spec.name,
+                put,
+                only_first=spec.is_conditional,
+                retry=source.replayable,
+                patience=patience,
+            )
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
-        open_stream_of, has_others = lambda node: self.members.calls(node).open_puts, self.members.only is None
-        puts = PutMany(self._owner_of, open_stream_of, self.put, self._has, self._retry_s, has_others)
-        yield from puts.results_of(objects)
+        yield from PutMany(
+            self._owner_of,
+            lambda node: self.members.calls(node).open_puts,
+            self.put,
+            self._has,
+            self._retry_s,
+            self.members.only is None,
+        ).results_of(objects)
 
     def compose(
         self,

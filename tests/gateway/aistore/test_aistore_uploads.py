@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
-from ais_loader import errors
 from ais_loader.integrations.gateway.aistore import append
-from ais_loader.objects import multipart
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread
+from tests.gateway.multipart_kit import only_one_part_is_removed
 
 
 def begin(ais: Ais, bucket: str, name: str = "x") -> str:
@@ -41,21 +39,12 @@ def test_parts_are_joined_by_their_numbers(ais: Ais, bucket: str) -> None:
 
 
 def test_a_completion_that_was_cut_as_it_removed_the_parts_is_answered_again(
-    served: Served, ais: Ais, bucket: str, monkeypatch: pytest.MonkeyPatch
+    served: Served, ais: Ais, bucket: str
 ) -> None:
     upload = begin(ais, bucket)
     for number in (1, 2):
         ais.put(bucket, "x", b"%d" % number, uploadId=upload, partNumber=str(number))
-    remove, removed = multipart.remove, []
-
-    def first(transport: Any, bucket: str, name: str) -> None:
-        if removed:
-            raise errors.AccessDenied("the gateway is gone")
-        remove(transport, bucket, name)
-        removed.append(name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(multipart, "remove", first)
+    with only_one_part_is_removed() as removed:
         assert complete(ais, bucket, upload, 1, 2).status != 200
     assert len(removed) == 1
     assert complete(ais, bucket, upload, 1, 2).status == 200
