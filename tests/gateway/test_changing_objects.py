@@ -43,7 +43,9 @@ class Place:
 
     def flip(self, data: bytes, at: int) -> None:
         """Change one byte in the only file that has these bytes."""
-        files = [path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size == len(data)]
+        files = [
+            path for path in self.folder.rglob("objects/**/*") if path.is_file() and path.stat().st_size == len(data)
+        ]
         (file,) = [path for path in files if path.read_bytes() == data]
         with file.open("r+b") as opened:
             opened.seek(at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,7 +122,14 @@ class TestPut:
             over.wait(CALL_TIMEOUT_S)
 
         drive = Path(bucket.client.describe()["drives"][0]["path"])  # type: ignore[index]
-        staged = lambda: [path for path in drive.rglob("*") if path.is_file() and path.stat().st_size >= 8 * MiB]  # noqa: E731
+
+        def staged() -> bool:
+            for path in drive.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):  # the node removes files meanwhile
+                    if stat.S_ISREG((found := path.stat()).st_mode) and found.st_size >= 8 * MiB:
+                        return True
+            return False
+
         call = objects.Put.future(messages())
         assert sent.wait(CALL_TIMEOUT_S)
         eventually(staged)
@@ -244,7 +252,7 @@ class TestLargeDownloads:
     def test_a_flipped_byte_is_reported_as_corrupt(self, bucket: Bucket, node: NodeServer) -> None:
         bucket.put("a", seeded_bytes(7 * MiB + 11))
         drive = Path(bucket.client.describe()["drives"][0]["path"])  # type: ignore[index]
-        [path] = [path for path in drive.rglob("*") if path.is_file() and path.stat().st_size == 7 * MiB + 11]
+        [path] = [path for path in (drive / "objects").rglob("*") if path.stat().st_size == 7 * MiB + 11]
         flip(path, 5 * MiB)
         with pytest.raises(errors.CorruptObject):
             bucket.get("a")
