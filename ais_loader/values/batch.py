@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import Closed, InvalidRequest, LoaderError
+from ais_loader.errors import Closed, InvalidRequest, LoaderError, NodeUnavailable
 from ais_loader.tracebacks import iterated, short_traceback
 from ais_loader.values.entry import Entry, Item, Status, entry_error
 from ais_loader.values.html import html_of_entries
@@ -135,7 +135,7 @@ class Batch(Closing):
         """Yield items as iterating does, but a large entry as several items in its order, which needs less memory.
 
         Each comes with its offset in the entry and the entry's size. Raises LoaderError, also if an entry fails or
-        begins anew after some of it was yielded: that part is void.
+        begins again after some of it was yielded: that part is void, and a new request gets all of it.
         """
         if self._closed:
             raise Closed("this batch has been closed")
@@ -144,7 +144,7 @@ class Batch(Closing):
         for frame in self._whole_frames():
             piece = frame.piece
             if at and (piece is None or piece.offset != at or int(frame.index[0]) != index):
-                raise LoaderError(f"entry {index}: it began anew after {at:,} bytes")
+                raise NodeUnavailable(f"entry {index}: it was replaced after {at:,} bytes of it had come: try again")
             if at and frame.status[0]:
                 raise self._fault(frame, index, int(frame.status[0]))
             if piece is None or frame.status[0]:

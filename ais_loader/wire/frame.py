@@ -122,15 +122,16 @@ class Frame:
 
     @property
     def begins_again(self) -> bool:
-        """Whether this is the first piece of a transform's new result, which replaces earlier pieces of the entry."""
-        return self.piece is not None and not self.piece.offset and bool(self.checksum_kind[0] == pb.TRANSFORMED)
+        """Whether this is the first piece of an entry. It replaces earlier pieces."""
+        return self.piece is not None and not self.piece.offset
 
     def continues(self, before: Frame | None, due_bytes: int = 0) -> bool:
         """Return whether this piece continues `before`, the piece before it; without one, whether it begins at
         `due_bytes`.
 
-        A whole entry in its place fits only if it is a failure, which may replace what is still to come. The result of
-        a transform may begin again, since it need not produce the same bytes twice.
+        A whole entry in its place fits only if it is a failure, which may replace what is still to come. An entry may
+        begin again: its object was replaced and no holder has the rest of that version, or its transform has produced
+        other bytes.
         """
         piece = self.piece
         if piece is None:

@@ -188,6 +188,13 @@ def _errors(one: Operation) -> Iterable[str]:
         yield from (str(item[1]) for item in one.result.get("items", ()) if not item[0])
 
 
+def _text(one: Operation, error: str) -> str:
+    """Return the message of an error, to be appended to what is said of it."""
+    failed = [item[4] for item in one.result.get("items", ()) if one.kind == "read" and item[:2] == ["", error]]
+    text = one.result.get("text") or (failed[0] if failed else "")
+    return f": {text}" if text else ""
+
+
 def _life_faults(one: Operation, rules: Rules, killed: Callable[[str], bool]) -> Iterable[Violation]:
     key = str(one.arguments.get("key", ""))
     if one.end_ns == FOREVER and not killed(one.client):
@@ -195,10 +202,12 @@ def _life_faults(one: Operation, rules: Rules, killed: Callable[[str], bool]) ->
     elif one.end_ns < FOREVER and one.kind != "fault" and one.end_ns - one.begin_ns > rules.deadline_s * 1e9:
         yield Violation("hangs", key, f"{one.kind} took more than {rules.deadline_s:g} s", (one,))
     if one.arguments.get("quiet") and (unanswered := [*_errors(one)]):
-        yield Violation("not answered", key, f"{one.kind} ended with {unanswered[0]} when all was well", (one,))
+        said = f"{one.kind} ended with {unanswered[0]} when all was well{_text(one, unanswered[0])}"
+        yield Violation("not answered", key, said, (one,))
     if rules.answers and one.kind in ("read", "list"):
         for error in set(_errors(one)) - ANSWERS:
-            yield Violation("not answered", key, f"{one.kind} ended with {error}, and a good copy was there", (one,))
+            said = f"{one.kind} ended with {error}, and a good copy was there{_text(one, error)}"
+            yield Violation("not answered", key, said, (one,))
     for error in set(_errors(one)) - EXPECTED_ERRORS - rules.also_allowed:
         yield Violation(f"error: {error}", key, f"{one.kind} ended with {error}", (one,))
 

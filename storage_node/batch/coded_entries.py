@@ -23,6 +23,7 @@ from ais_loader.errors import CorruptObject, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.object_info import has_version
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
 from storage_node.limits.tasks import results_of, retrieve
@@ -66,8 +67,8 @@ class _Wanted(NamedTuple):
     entry: CatalogEntry
     start: int
     size_bytes: int
-    begin: int
-    """Where the range is resumed."""
+    begin: int | None
+    """Where the range is resumed; 0 if it begins again, because its first part was of an older version."""
 
     @property
     def is_whole(self) -> bool:
@@ -75,7 +76,7 @@ class _Wanted(NamedTuple):
 
     @property
     def in_pieces(self) -> bool:
-        return self.size_bytes > WINDOW_BYTES or self.begin > 0
+        return self.size_bytes > WINDOW_BYTES or self.begin is not None
 
 
 async def coded_frames(
@@ -88,7 +89,9 @@ async def coded_frames(
         bucket = view.to_read(part.bucket[part.bucket_index[position] if part.bucket_index else 0])
         start, length = (part.start[position], part.length[position]) if part.start else (0, -1)
         size_bytes = entry.size_bytes - start if length < 0 else length
-        uuid, begin = b"" if bucket is None else bucket.uuid, 0 if position else part.resume_offset
+        uuid, begin = b"" if bucket is None else bucket.uuid, None if position else part.resume_offset or None
+        if begin and part.resume_version and not has_version(entry, part.resume_version):
+            begin = 0
         one = _Wanted(position, uuid, part.name[position], entry, start, size_bytes, begin)
         if not windows or size_bytes > room_bytes or len(windows[-1]) == _TOGETHER or one.in_pieces:
             windows.append([])
@@ -129,7 +132,7 @@ async def _read(objects: CodedObjects, part: pb.BatchRequest, window: Sequence[_
 
 async def _pieces(objects: CodedObjects, part: pb.BatchRequest, one: _Wanted) -> AsyncGenerator[Frame, None]:
     """Yield an entry in pieces. What cannot be read ends it as a failure."""
-    at, checksum = one.begin, part.resume_checksum if one.begin else 0
+    at, checksum = one.begin or 0, part.resume_checksum if one.begin else 0
     version = part.resume_version if one.begin else str(one.entry.version)
     rest = one.start + at, one.size_bytes - at
     verify = part.verify_ranges or one.is_whole

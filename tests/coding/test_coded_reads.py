@@ -211,7 +211,13 @@ def test_a_batch_goes_on_in_the_middle_of_its_first_entry(coded: Made, local: bo
         answer = resumed(coded.cluster.nodes[number].url, request)
         assert answer.status == {0: pb.OK, 1: pb.OK}, answer.faults
         assert (answer.data[0], answer.data[1]) == (OBJECTS[name][begin:], OBJECTS[name])
-        request.resume_version = "1.1.1"
+        request.resume_version = "1.0.1"
+        answer = resumed(coded.cluster.nodes[number].url, request)
+        assert (answer.data[0], answer.data[1]) == (OBJECTS[name], OBJECTS[name])  # it was replaced: from its beginning
+        request.version.extend([request.resume_version, ""])
+        assert resumed(coded.cluster.nodes[number].url, request).status[0] == pb.NOT_FOUND
+        del request.version[:]
+        request.resume_version = "9.1.1"
         assert resumed(coded.cluster.nodes[number].url, request).status[0] == pb.NOT_FOUND
     coded.cluster.settle()
 

@@ -35,7 +35,7 @@ def fresh(data: memoryview, size: int = 6 << 20) -> bytes:
     import os
 
     stamp = os.urandom(16)
-    return stamp * (size // 16 + stamp[0])
+    return stamp * (size // 16 + 1 + stamp[0])
 
 
 def stamps(data: bytes | memoryview) -> set[bytes]:
@@ -169,7 +169,7 @@ def test_a_transform_or_an_object_that_was_replaced_begins_again_in_the_new_one(
 
 
 @pytest.mark.slow
-def test_an_entry_without_a_transform_goes_on_in_its_version_and_in_no_other(
+def test_an_entry_without_a_transform_goes_on_in_its_version_or_begins_again_in_a_newer_one(
     session: RawSession, bucket: Bucket
 ) -> None:
     bucket.put("plain", LARGE)
@@ -183,6 +183,10 @@ def test_an_entry_without_a_transform_goes_on_in_its_version_and_in_no_other(
     assert b"".join(bytes(frame.payload) for frame in frames) == LARGE[2 * MiB :] + LARGE.upper()
     bucket.put("plain", LARGE[::-1])
     frames, _ = session.ask(3, request)
+    assert frames[0].piece is not None and frames[0].begins_again
+    assert b"".join(bytes(frame.payload) for frame in frames) == LARGE[::-1] + LARGE.upper()
+    request.version[:] = [request.resume_version, ""]
+    frames, _ = session.ask(4, request)
     assert frames[0].status.tolist() == [pb.NOT_FOUND] and not frames[0].payload
 
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import NodeUnavailable, ObjectDeleted, Unsupported
+from ais_loader.errors import NodeUnavailable, ObjectDeleted, ObjectReplaced, Unsupported
 from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -122,14 +122,13 @@ def failed_as(frame: Frame, kind: str) -> Mask:
 def torn(frame: Frame, old_bytes: int) -> Frame:
     """Adjust a frame whose first entry fails after the consumer has received some of its bytes.
 
-    "Not found" then refers to the version of those bytes: the object was replaced since, and a new request gets the new
-    version.
+    "Not found" then refers to the version of those bytes, which no node has now; a new request may get another one.
     """
     if not len(frame.index):
         return frame
     index = int(frame.index[0])
     fault = frame.errors.get(index, EntryFault("it is gone"))
-    if frame.status[0] != pb.NOT_FOUND or fault.kind == ObjectDeleted.kind:
+    if frame.status[0] != pb.NOT_FOUND or fault.kind in (ObjectDeleted.kind, ObjectReplaced.kind):
         return frame
     message = f"{old_bytes:,} bytes of it had come when a node was lost, and were of another version: {fault.message}"
     status = frame.status.copy()

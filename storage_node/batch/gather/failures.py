@@ -114,12 +114,13 @@ class Resumed:
 
     def inward(self, frame: Frame, first_position: int) -> Frame:
         """Convert a frame of a sender, whose entry 0 is at `first_position`, for the reorder buffer."""
-        if self._skipped_bytes and first_position == 0 and frame.piece is not None and not frame.index[0]:
-            if frame.begins_again:
-                self._skipped_bytes = 0
-                return frame
-            return _moved(frame, -self._skipped_bytes)
-        return frame
+        is_piece = frame.piece is not None and first_position == 0 and not frame.index[0]
+        return _moved(frame, -self._skipped_bytes) if is_piece and not frame.begins_again else frame
+
+    def accepted(self, frame: Frame, first_position: int) -> None:
+        """Note a frame that the reorder buffer has taken. The client's part is void if its entry begins again."""
+        if frame.begins_again and first_position == 0 and not frame.index[0]:
+            self._skipped_bytes = 0
 
     def outward(self, frame: Frame) -> Frame:
         """Convert a frame of the reorder buffer for the client."""

@@ -45,11 +45,12 @@ anything. Transformed entries are not hedged.
 
 A peer that dies: its stream ends with a PeerError, at once if the connection breaks, otherwise after `peer_timeout_s`
 of silence. `_lose` takes back its missing entries, and each is requested from its next holder: a further replica, or
-the owner before the last change of the map. A large entry continues after the pieces that have arrived. It fails as
-unavailable if its holders have another version (`torn`). A transformed entry begins again from byte 0, unless the next
-holder makes the same bytes. A node whose connection broke is tried again, after all other holders, until it has been
-failing for `peer_timeout_s`. When no holder is left, the entry fails in its position as unavailable, and the batch goes
-on. A busy peer is retried for `peer_timeout_s`. After that its entries go to their next holders.
+the owner before the last change of the map. A large entry continues after the pieces that have arrived. It begins again
+from byte 0 if the next holder has a newer version and none was requested, or makes other bytes of a transformed entry.
+It fails as unavailable if the holders have older versions only (`torn`). A node whose connection broke is tried again,
+after all other holders, until it has been failing for `peer_timeout_s`. When no holder is left, the entry fails in its
+position as unavailable, and the batch goes on. A busy peer is retried for `peer_timeout_s`. After that its entries go
+to their next holders.
 
 A stale peer: there are two cases. A peer that has a newer map refuses entries that were placed by an older one.
 `_learn_and_place` then fetches the newer map and places all entries again. Until it has one, entries are requested
@@ -315,8 +316,7 @@ class Gather:
         sender.note_frame(frame, self._resources.hedging)
         if self._request.transform and sender.endpoint and frame.piece is None:
             frame = self._without_untransformed(sender, frame)
-        frame = self._resumed.inward(frame, sender.positions[0])
-        wanted = self.reorder.wanted(sender.number, frame)
+        wanted = self.reorder.wanted(sender.number, self._resumed.inward(frame, sender.positions[0]))
         if wanted is not None and (coded := wanted.checksum_kind == pb.CODED).any():
             wanted = self._without_coded(sender, wanted, coded)
         self.memory.release(came_bytes - (0 if wanted is None else wanted.payload_bytes))
@@ -330,6 +330,7 @@ class Gather:
                     self._unread.discard(sender.positions[at])
             expected_bytes = self.reorder.held_bytes + wanted.payload_bytes
             self.reorder.push(sender.number, wanted, again)
+            self._resumed.accepted(frame, sender.positions[0])
             self.memory.release(expected_bytes - self.reorder.held_bytes)  # pieces of an entry that begins again
             self._drop_beaten()
         self._ask_waiting()

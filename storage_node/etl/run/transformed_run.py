@@ -69,14 +69,10 @@ def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
     del plain.transform[:], plain.transform_index[:]
     plain.ClearField("resume_offset")
     plain.ClearField("resume_checksum")
-    transformed = bool(request.transform_index and request.transform_index[0])
-    if request.resume_version and not transformed and not (request.version and request.version[0]):
+    if request.transform_index and request.transform_index[0]:
         # An entry without transform is resumed in the version of its first part; a result starts over if the object has
         # changed.
-        if not plain.version:
-            plain.version.extend([""] * len(plain.name))
-        plain.version[0] = request.resume_version
-    plain.ClearField("resume_version")
+        plain.ClearField("resume_version")
     return plain
 
 
@@ -255,7 +251,8 @@ class TransformedRun:
             )
             return FailedEntry(pb.FAILED, EntryFault(text, "item-too-large"))
         offset, transformed = self._request.resume_offset if at == 0 else 0, self._kind(at) == pb.TRANSFORMED
-        if not offset or (transformed and self._request.resume_version != self._piece_version(at, content)):
+        begins_again = transformed or self._batch.begins_again
+        if not offset or (begins_again and self._request.resume_version != self._piece_version(at, content)):
             return 0
         checksum, done = 0, 0
         while done < min(offset, content.size_bytes):

@@ -106,6 +106,11 @@ class StoreBatch(FrameReader):
         self._lookup.complete()
         return self._table.records[position]
 
+    @property
+    def begins_again(self) -> bool:
+        """Whether the first entry, which is resumed, is sent from its beginning: its version was replaced."""
+        return self._table.resume_offset == 0
+
     # -- entries that are coded, or stored after the look-up
 
     @property
@@ -165,10 +170,10 @@ class StoreBatch(FrameReader):
             self._table.kind[position] = pb.CODED
             if (size_bytes := entry.size_bytes - start if length < 0 else length) > MAX_ITEM_BYTES:
                 self._table.fail_too_large(position, size_bytes)
-            elif not position and size_bytes < self._request.resume_offset:
+            elif not position and size_bytes < (self._table.resume_offset or 0):
                 self._table.sizes[0] = size_bytes  # `spans` refuses it
             elif not position:
-                self._request.resume_offset = 0  # of its bytes
+                self._table.resume_offset = None  # of its bytes
         self._changed = True
 
     def keep(self, spooled: Closable) -> None:
@@ -197,7 +202,7 @@ class StoreBatch(FrameReader):
     ) -> Iterator[FrameSpan]:
         """Iterate over the frames to read, in order; only those of entries first .. stop-1 if these are given."""
         table = self._table
-        offset = self._request.resume_offset
+        offset = table.resume_offset
         if not first and offset and table.n and not table.status[0] and table.sizes[0] < offset:
             table.fail(0, pb.NOT_FOUND, f"cannot resume at {offset:,}: the entry has {int(table.sizes[0]):,} bytes")
         for span in self.planned(target_bytes, first, stop):
@@ -213,15 +218,15 @@ class StoreBatch(FrameReader):
         spans = plan_frames(
             self._table.sizes[first:stop],
             target_bytes=target_bytes,
-            resume_offset=0 if first else self._resume_offset(),
+            resume_offset=None if first else self._resume_offset(),
             in_files=None if in_files is None else in_files[first:stop],
             file_frame_bytes=self.file_frame_bytes,
         )
         return spans if not first else (span.shifted(first) for span in spans)
 
-    def _resume_offset(self) -> int:
+    def _resume_offset(self) -> int | None:
         table = self._table
-        return 0 if table.n and table.status[0] else self._request.resume_offset
+        return None if table.n and table.status[0] else table.resume_offset
 
     def bytes_in(self, span: FrameSpan) -> int:
         """Return the payload of a frame that has been read: less than planned if entries failed."""

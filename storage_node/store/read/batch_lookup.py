@@ -23,6 +23,7 @@ from ais_loader.errors import (
     NodeUnavailable,
     ObjectDeleted,
     ObjectDenied,
+    ObjectReplaced,
     StaleMap,
 )
 from ais_loader.wire.frame import U32, EntryFault
@@ -68,6 +69,7 @@ class BatchLookup:
         """Table that all look-ups fill in."""
         if request.resume_version.startswith(ETAG_VERSION):
             self.table.resumed_version = request.resume_version
+        self.table.resume_offset = request.resume_offset or None
         self._looking: set[str] = set()
         """Shards that were looked up again because their files were missing."""
         check_columns(request, self.table.n)
@@ -458,16 +460,26 @@ class BatchLookup:
 
     def _pinned(self, position: int) -> str:
         request = self._request
-        if position == 0 and request.resume_version:
+        if position == 0 and request.resume_version and self.table.resume_offset != 0:
             return request.resume_version
         return request.version[position] if request.version else ""
+
+    def _begins_again(self, gone: LoaderError) -> bool:
+        """Whether the first entry is resumed in a version that was replaced, and that the client has not requested: it
+        is sent from its beginning then, in the version that is stored."""
+        request = self._request
+        if not isinstance(gone, ObjectReplaced) or not request.resume_version or any(request.version[:1]):
+            return False
+        self.table.resume_offset = 0
+        return True
 
     def _refused(self, position: int, entry: CatalogEntry) -> _Failed | None:
         name = self.table.names[position]
         pinned = self._pinned(position)
         if pinned and not has_version(entry, pinned):
             gone = version_gone(repr(name), pinned, entry.version)
-            return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
+            if position or not self._begins_again(gone):
+                return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
         if self._request.member and self._request.member[position]:
             return None  # a range is the member's
         if fault := check_range(*self.range_of(position), entry.size_bytes):

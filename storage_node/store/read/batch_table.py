@@ -63,6 +63,8 @@ class BatchTable:
         """Versions of the objects of entries whose bytes are in a file of their own, by position."""
         self.resumed_version = ""
         """Version by which an earlier answer named the object of entry 0, of which this one is the rest."""
+        self.resume_offset: int | None = None
+        """Where the first entry continues; 0 if it begins again, because the version of its first part was replaced."""
         self.shared_files = False
         """Whether several entries may be in one file: objects of a segment, ranges of an object."""
         self.describes = False

@@ -344,7 +344,7 @@ class EntryReader:
 
     def _opened(self, position: int, fd: int, blocks: _Blocks | None) -> _OpenEntry:
         table = self._table
-        sent = self._request.resume_checksum if position == 0 else 0
+        sent = self._request.resume_checksum if position == 0 and table.resume_offset else 0
         expected = int(table.checksum[position]) if table.kind[position] == pb.STORED else None
         if blocks is not None:
             table.kind[position] = pb.STORED

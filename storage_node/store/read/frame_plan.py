@@ -55,19 +55,19 @@ def plan_frames(
     sizes: npt.NDArray[np.int64],
     *,
     target_bytes: int,
-    resume_offset: int = 0,
+    resume_offset: int | None = None,
     in_files: npt.NDArray[np.bool_] | None = None,
     file_frame_bytes: int = 0,
 ) -> Iterator[FrameSpan]:
     """Divide entries of these sizes (shape (n,), bytes; 0 for those known to fail) into frames of about `target_bytes`.
 
-    With `resume_offset` the first entry continues there, and is sent in pieces whatever its size. Frames of entries
-    that may stay `in_files` (shape (n,)) until they are sent have up to `file_frame_bytes`, if that is more.
+    With `resume_offset`, also of 0, the first entry continues there, and is sent in pieces whatever its size. Frames of
+    entries that may stay `in_files` (shape (n,)) until they are sent have up to `file_frame_bytes`, if that is more.
     """
     n = len(sizes)
     total = int(sizes.sum())
     in_one = 0 < n <= MAX_ENTRIES_PER_FRAME and total <= target_bytes + target_bytes // 2
-    if in_one and in_files is None and not resume_offset and sizes.max() <= min(target_bytes, MAX_WHOLE_BYTES):
+    if in_one and in_files is None and resume_offset is None and sizes.max() <= min(target_bytes, MAX_WHOLE_BYTES):
         yield FrameSpan(0, n, total)  # as below, with less work
         return
     sizes = sizes.copy()  # entries read meanwhile may turn out to have other sizes
@@ -75,9 +75,10 @@ def plan_frames(
     first = 0
     while first < n:
         size = int(sizes[first])
-        resumed = resume_offset if first == 0 else 0
-        if size > MAX_WHOLE_BYTES or resumed:
-            for offset in range(resumed, max(size, resumed + 1), target_bytes):
+        resumed = resume_offset if first == 0 else None
+        if size > MAX_WHOLE_BYTES or resumed is not None:
+            begin = resumed or 0
+            for offset in range(begin, max(size, begin + 1), target_bytes):
                 piece = min(target_bytes, size - offset)
                 yield FrameSpan(first, first + 1, piece, offset, piece)
             first += 1
