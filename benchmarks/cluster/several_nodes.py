@@ -10,7 +10,6 @@ it. All of them share this machine's cores, so nothing is gained here by more no
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +22,7 @@ import ais_loader
 from ais_loader.bench.crew import prepare
 from ais_loader.testing import NodeProcess
 from benchmarks.cluster.assembly import grid_table, latencies
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, SizeReport, by_size, load, run_rounds
 from benchmarks.kit.load import Clients, Load
 from tests.cluster_processes import ClusterProcesses
 
@@ -80,23 +79,14 @@ def latency_table(kinds: Sequence[Mapping[str, Load]], rounds: int) -> str:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
 def main(sizes: str, rounds: int, write: bool) -> None:
-    parts = [
-        f"# GetBatch over several nodes\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. "
-        f"{rounds} rounds; {CLIENTS} client processes, {IN_FLIGHT} batches in flight each.\n"
-    ]
-    missed = 0
-    for size_bytes in map(int, sizes.split(",")):
-        count = COUNTS.get(size_bytes, 2_000)
-        with tempfile.TemporaryDirectory() as here:
-            latency, grid, rates = measure(size_bytes, count, rounds, Path(here))
+    setting = f"{rounds} rounds; {CLIENTS} client processes, {IN_FLIGHT} batches in flight each."
+    report = SizeReport("GetBatch over several nodes", __doc__ or "", setting)
+    for size_bytes, count, folder in by_size(sizes, COUNTS, 2_000):
+        latency, grid, rates = measure(size_bytes, count, rounds, folder)
         claims = [Claim(DIRECT, ONE, 0.6), Claim(TARGET, ONE, 0.4)] if size_bytes == 10 << 10 else []
-        outcomes = judge(rates, claims or [Claim(DIRECT, ONE, 0.0), Claim(TARGET, ONE, 0.0)])
-        missed += sum(not outcome.reached for outcome in outcomes)
-        section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
-        section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n\nAfterwards: {load()}.\n"
-        click.echo(section)
-        parts.append(section)
-    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
+        claims = claims or [Claim(DIRECT, ONE, 0.0), Claim(TARGET, ONE, 0.0)]
+        report.add_size(size_bytes, count, rates, claims, latency, grid, f"Afterwards: {load()}.")
+    report.conclude(TABLE if write else None)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,16 @@ import importlib.metadata
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
+
+import click
 
 T = TypeVar("T")
+Sized: TypeAlias = tuple[int, int, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +122,39 @@ def conclude(text: str, table: Path | None, *, reached: bool) -> NoReturn:
     if table is not None:
         table.write_text(text)
     raise SystemExit(0 if reached else 1)
+
+
+def by_size(sizes: str, counts: Mapping[int, int], otherwise: int, folder: Path | None = None) -> Iterator[Sized]:
+    """Yield each of these object sizes, how many objects to measure, and a temporary folder below `folder` for them."""
+    for size_bytes in map(int, sizes.split(",")):
+        with tempfile.TemporaryDirectory(dir=folder) as here:
+            yield size_bytes, counts.get(size_bytes, otherwise), Path(here)
+
+
+class SizeReport:
+    """Page with a section for each object size, which is printed as soon as it is measured."""
+
+    def __init__(self, title: str, story: str, setting: str) -> None:
+        self._parts = [f"# {title}\n\n{story.strip().splitlines()[0]}\n\nMachine: {machine()}. {load()}. {setting}\n"]
+        self._reached = True
+
+    def add(self, section: str) -> None:
+        click.echo(section)
+        self._parts.append(section)
+
+    def add_size(
+        self,
+        size_bytes: int,
+        count: int,
+        rates: Mapping[str, Sequence[float]],
+        claims: Sequence[Claim],
+        *more: str,
+        unit: str = "objects/s",
+    ) -> None:
+        outcomes = judge(rates, claims)
+        self._reached &= all(outcome.reached for outcome in outcomes)
+        tables = [rates_table(rates, unit, size_bytes), *([claims_table(outcomes)] if outcomes else []), *more]
+        self.add("\n\n".join([f"## {count:,} objects of {label(size_bytes)}", *tables]) + "\n")
+
+    def conclude(self, table: Path | None) -> NoReturn:
+        conclude("\n".join(self._parts), table, reached=self._reached)

@@ -11,7 +11,6 @@ open/read/close in one Python process over as many plain files. A node is read a
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ais_loader.bench.worker import Threads
 from ais_loader.testing import NodeProcess
 from benchmarks.kit import echo
 from benchmarks.kit.files import plain_files, rate, read_files
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, SizeReport, by_size, judge, label, run_rounds
 from benchmarks.kit.load import Clients, fill, rate_of
 
 BATCH = 128
@@ -95,25 +94,15 @@ COUNTS = {10 << 10: 20_000, 100 << 10: 20_000, 1 << 20: 4_000}
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the stores are made; else a temporary folder.")
 @click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
 def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
-    parts = [f"# GetBatch\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. {rounds} rounds.\n"]
-    missed = 0
+    report = SizeReport("GetBatch", __doc__ or "", f"{rounds} rounds.")
     uplift = ["| object size | GET → GetBatch, 4 clients | the paper (16 nodes, 80 workers) |", "|---|---:|---:|"]
-    for size_bytes in map(int, sizes.split(",")):
-        count = COUNTS.get(size_bytes, 4_000)
-        with tempfile.TemporaryDirectory(dir=folder) as here:
-            rates = measure(size_bytes, count, rounds, Path(here))
-        outcomes = judge(rates, CLAIMS.get(size_bytes, []))
-        missed += sum(not outcome.reached for outcome in outcomes)
+    for size_bytes, count, here in by_size(sizes, COUNTS, 4_000, folder):
+        rates = measure(size_bytes, count, rounds, here)
         gain = judge(rates, [Claim(BATCH_4, GETS, 0.0)])[0].median
         uplift.append(f"| {label(size_bytes)} | {gain:.1f}× | {PAPER.get(size_bytes, float('nan')):.1f}× |")
-        section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
-        if outcomes:
-            section += f"\n{claims_table(outcomes)}\n"
-        click.echo(section)
-        parts.append(section)
-    parts.append("## From single GETs to GetBatch\n\n" + "\n".join(uplift) + "\n")
-    click.echo(parts[-1])
-    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
+        report.add_size(size_bytes, count, rates, CLAIMS.get(size_bytes, []))
+    report.add("## From single GETs to GetBatch\n\n" + "\n".join(uplift) + "\n")
+    report.conclude(TABLE if write else None)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ share the machine. "echo" is grpcio sending as many bytes and doing nothing else
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +22,7 @@ import click
 from ais_loader.testing import NodeProcess
 from benchmarks.kit import echo
 from benchmarks.kit.files import plain_files, rate, read_files
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, SizeReport, by_size, run_rounds
 from benchmarks.kit.load import Clients, fill
 from benchmarks.reads.getbatch import BATCH, CLIENTS, IN_FLIGHT
 
@@ -90,23 +89,11 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
 def main(sizes: str, rounds: int, write: bool) -> None:
-    parts = [
-        f"# The lane beside gRPC\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. {load()}. "
-        f"{rounds} rounds.\n"
-    ]
-    missed = 0
-    for size_bytes in map(int, sizes.split(",")):
-        count = COUNTS.get(size_bytes, 2_000)
-        with tempfile.TemporaryDirectory() as here:
-            rates = measure(size_bytes, count, rounds, Path(here))
-        outcomes = judge(rates, CLAIMS.get(size_bytes, []))
-        missed += sum(not outcome.reached for outcome in outcomes)
-        section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
-        if outcomes:
-            section += f"\n{claims_table(outcomes)}\n"
-        click.echo(section)
-        parts.append(section)
-    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
+    report = SizeReport("The lane beside gRPC", __doc__ or "", f"{rounds} rounds.")
+    for size_bytes, count, folder in by_size(sizes, COUNTS, 2_000):
+        rates = measure(size_bytes, count, rounds, folder)
+        report.add_size(size_bytes, count, rates, CLAIMS.get(size_bytes, []))
+    report.conclude(TABLE if write else None)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ tells less of what else the machine does than a wall clock.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ import psutil
 from ais_loader import Client, ClusterOptions, Entry, connect
 from ais_loader.testing import NodeProcess
 from ais_loader.values.options import LaneChoice
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, SizeReport, by_size, run_rounds
 from benchmarks.kit.load import fill
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -95,24 +94,12 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
 @click.option("--rounds", default=9, show_default=True)
 @click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
 def main(sizes: str, rounds: int, write: bool) -> None:
-    parts = [
-        f"# TLS against plaintext\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. {load()}. "
-        f"{rounds} rounds. Rates are objects per second of processor time, of client and node together.\n"
-    ]
-    missed = 0
-    for size_bytes in map(int, sizes.split(",")):
-        count = COUNTS.get(size_bytes, 1_280)
-        with tempfile.TemporaryDirectory() as here:
-            rates = measure(size_bytes, count, rounds, Path(here))
-        outcomes = judge(rates, CLAIMS)
-        missed += sum(not outcome.reached for outcome in outcomes)
-        section = (
-            f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/CPU-s', size_bytes)}\n\n"
-            f"{claims_table(outcomes)}\n"
-        )
-        click.echo(section)
-        parts.append(section)
-    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
+    setting = f"{rounds} rounds. Rates are objects per second of processor time, of client and node together."
+    report = SizeReport("TLS against plaintext", __doc__ or "", setting)
+    for size_bytes, count, folder in by_size(sizes, COUNTS, 1_280):
+        rates = measure(size_bytes, count, rounds, folder)
+        report.add_size(size_bytes, count, rates, CLAIMS, unit="objects/CPU-s")
+    report.conclude(TABLE if write else None)
 
 
 if __name__ == "__main__":
