@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import io
 import itertools
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from ais_loader.errors import ArchiveDamaged, InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, place, read_ranges, text_column
+from ais_loader.objects.range_table import RangeTable, SparseFile, place, read_ranges, text_column
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.sample_parts import Within
@@ -227,42 +226,3 @@ def _leaves(info: ObjectInfo, footer: pyarrow.parquet.FileMetaData, columns: lis
 def _start_of(chunk: Any) -> int:
     starts = (chunk.dictionary_page_offset, chunk.data_page_offset)
     return int(min((start for start in starts if start), default=0))  # some writers say 0 where there is no dictionary
-
-
-class SparseFile(io.RawIOBase):
-    """A seekable file of `size_bytes`, of which the parts at these offsets can be read.
-
-    Reading any other byte raises io.UnsupportedOperation, an OSError, which names it.
-    """
-
-    def __init__(self, size_bytes: int, parts: Iterable[tuple[int, Buffer]]) -> None:
-        self._size = size_bytes
-        self._parts = sorted(((start, memoryview(data)) for start, data in parts), key=lambda part: part[0])
-        self._starts = [start for start, _ in self._parts]
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
-
-    def readinto(self, target: Any) -> int:
-        done, wanted = 0, max(0, min(len(target), self._size - self._at))
-        while done < wanted:
-            number = bisect.bisect_right(self._starts, self._at) - 1
-            start, data = self._parts[number] if number >= 0 else (0, memoryview(b""))
-            found = data[self._at - start : self._at - start + wanted - done]
-            if not found:
-                raise io.UnsupportedOperation(f"byte {self._at:,} of {self._size:,} of the file was not requested")
-            target[done : done + len(found)] = found
-            done += len(found)
-            self._at += len(found)
-        return done

@@ -5,13 +5,16 @@ A container whose first bytes do not state its length (Ogg, MP3) is fetched whol
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ais_loader import Client, Entry, LoaderError
 from ais_loader.extras import needs
+from ais_loader.objects.range_table import SparseFile
 
 HEADER_BYTES = 16 << 10
 """libsndfile reads 8 KiB of FLAC at once."""
@@ -75,7 +78,7 @@ def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
     """Return the header, or None if more than `data`, the first bytes, is needed."""
     with needs("soundfile", "reading audio headers"):
         import soundfile
-    head = _FileHead(data, size_bytes)
+    head = _FileHead(size_bytes, [(0, data)])
     try:
         info = soundfile.info(head)
     except soundfile.LibsndfileError as error:
@@ -83,32 +86,14 @@ def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
     return None if head.missed else AudioHeader(info.samplerate, info.frames)
 
 
-class _FileHead(io.RawIOBase):
-    """A file of `size_bytes` of which only the beginning is available. It records whether more was requested."""
+class _FileHead(SparseFile):
+    """A file of which only the beginning is available. It ends there, and records whether more was requested."""
 
-    def __init__(self, data: bytes, size_bytes: int) -> None:
-        self._data = data
-        self._size_bytes = size_bytes
-        self._at = 0
-        self.missed = False
+    missed = False
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        part = self._data[self._at : self._at + len(buffer)]
-        if self._at + len(part) < min(self._at + len(buffer), self._size_bytes):
-            self.missed = True
-        buffer[: len(part)] = part
-        self._at += len(part)
-        return len(part)
+    def readinto(self, target: Any) -> int:
+        before = self.tell()
+        with contextlib.suppress(io.UnsupportedOperation):
+            return super().readinto(target)
+        self.missed = True
+        return self.tell() - before

@@ -241,8 +241,8 @@ class TransformedRun:
         return found
 
     async def _begins_at(self, at: int, content: Content) -> int | FailedEntry:
-        """Return the first byte that the client lacks. A result that was computed again and has other bytes starts at
-        0."""
+        """Return the first byte that the client lacks. An object that was replaced starts at 0, and so does a result
+        that was computed again and has other bytes."""
         self._piece_checksum = 0
         if content.size_bytes > MAX_ITEM_BYTES:
             text = (
@@ -250,9 +250,8 @@ class TransformedRun:
                 f"{MAX_ITEM_BYTES:,} per entry"
             )
             return FailedEntry(pb.FAILED, EntryFault(text, "item-too-large"))
-        offset, transformed = self._request.resume_offset if at == 0 else 0, self._kind(at) == pb.TRANSFORMED
-        begins_again = transformed or self._batch.begins_again
-        if not offset or (begins_again and self._request.resume_version != self._piece_version(at, content)):
+        offset = self._request.resume_offset if at == 0 else 0
+        if not offset or self._request.resume_version != self._piece_version(at, content):
             return 0
         checksum, done = 0, 0
         while done < min(offset, content.size_bytes):
@@ -261,9 +260,7 @@ class TransformedRun:
         if done == offset and checksum == self._request.resume_checksum:
             self._piece_checksum = checksum
             return offset
-        if transformed:
-            return 0
-        return FailedEntry(pb.NOT_FOUND, EntryFault(f"{self._name(at)!r}: no such version is there any more"))
+        return 0
 
     # -- entries in progress
 

@@ -106,11 +106,6 @@ class StoreBatch(FrameReader):
         self._lookup.complete()
         return self._table.records[position]
 
-    @property
-    def begins_again(self) -> bool:
-        """Whether the first entry, which is resumed, is sent from its beginning: its version was replaced."""
-        return self._table.resume_offset == 0
-
     # -- entries that are coded, or stored after the look-up
 
     @property
