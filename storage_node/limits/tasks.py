@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from ais_loader.errors import LoaderError
@@ -18,6 +19,7 @@ from ais_loader.wire.backoff import Backoff
 T = TypeVar("T")
 
 BACKOFF = Backoff(1.0, 60.0, jitter=0)
+_uninterrupted: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
 log = logging.getLogger(__name__)
 
 
@@ -45,8 +47,16 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
         failures += 1
 
 
+def uninterrupted(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begin work that `cancel_others` waits for without cancelling it, as it does for what is `settled`."""
+    task = asyncio.ensure_future(work)
+    _uninterrupted.add(task)
+    return task
+
+
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:
     """Return the result of `future`. A cancellation calls `cancel` at once, and is raised when the future is done."""
+    _uninterrupted.add(future)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -75,9 +85,9 @@ async def results_of(works: Iterable[Awaitable[T]]) -> list[T | LoaderError]:
 
 
 async def cancel_others(timeout_s: float) -> None:
-    """Cancel all other tasks of the event loop, and wait for them, `timeout_s` at most."""
+    """Cancel all other tasks of the event loop that may be interrupted, and wait for all, `timeout_s` at most."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    for task in left.difference(_uninterrupted):
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=timeout_s)

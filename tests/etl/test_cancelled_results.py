@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +18,10 @@ from storage_node.etl.run.run_state import EntryInProgress, Reservation, RunSett
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.values import Content
 from storage_node.etl.worker.process import WorkerInput, WorkerProcess
+from storage_node.etl.worker.stage import CommandStage
+from storage_node.etl.worker.stage_context import StageCounts
 from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.tasks import cancel_others
 
 
 def test_a_result_that_is_being_read_is_closed_with_its_run() -> None:
@@ -46,6 +51,27 @@ def test_a_result_that_is_being_read_is_closed_with_its_run() -> None:
         assert [one.held_bytes for one in memory] == [0, 0]
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_is_being_ended_is_waited_for_by_a_store_that_closes() -> None:
+    """The store cancels all tasks, of which some have not begun. A process that nobody waits for stays as a zombie."""
+
+    async def scenario(begun: bool) -> None:
+        async def on_thread(function: Any, *arguments: Any) -> Any:
+            return await asyncio.to_thread(function, *arguments)
+
+        worker = WorkerProcess(cast(Any, None), 0, 0, on_thread, lambda _: None)
+        worker._process = process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        stage = object.__new__(CommandStage)
+        stage._context, stage._closing = cast(Any, SimpleNamespace(counts=StageCounts())), set()
+        stage._close(worker)
+        if begun:
+            await asyncio.sleep(0)
+        await cancel_others(180.0)
+        assert process.returncode == -signal.SIGKILL and not stage._closing
+
+    for begun in (False, True):
+        asyncio.run(scenario(begun))
 
 
 def test_a_result_that_was_made_is_closed_with_those_that_were_not(monkeypatch: pytest.MonkeyPatch) -> None:

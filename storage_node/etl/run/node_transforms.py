@@ -22,7 +22,7 @@ from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, error_text
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.fair_scheduler import JobTurns
-from storage_node.limits.tasks import retrieve
+from storage_node.limits.tasks import retrieve, uninterrupted
 
 
 def open_stage(transform: pb.Transform, context: StageContext) -> TransformStage:
@@ -371,7 +371,7 @@ class NodeTransforms:
             self._close(opened)
 
     def _close(self, opened: _Opened) -> None:
-        task = asyncio.ensure_future(opened.stage.close())
+        task = uninterrupted(opened.stage.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         task.add_done_callback(retrieve)

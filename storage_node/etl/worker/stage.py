@@ -29,7 +29,7 @@ from storage_node.etl.worker.process import WorkerDied, WorkerInput, WorkerProce
 from storage_node.etl.worker.process_limits import ProcessLimits
 from storage_node.etl.worker.program import BURST_BYTES, INLINE_BYTES, room_for
 from storage_node.etl.worker.stage_context import StageContext, error_text
-from storage_node.limits.tasks import settled
+from storage_node.limits.tasks import settled, uninterrupted
 from storage_node.settings.command_template import (
     WrongArgument,
     WrongCommand,
@@ -249,7 +249,7 @@ class WorkerStage(ABC):
 
     def _close(self, worker: WorkerProcess) -> None:
         self._context.counts.workers -= 1
-        task = asyncio.ensure_future(worker.close())
+        task = uninterrupted(worker.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
