@@ -107,10 +107,12 @@ static void look_ahead(struct job *job, ptrdiff_t i)
         job->ahead = i;
     for (; job->ahead < stop; job->ahead++) {
         struct entry *entry = &job->entries[job->ahead];
+        if (entry->fd < 0 && entry->same) /* also if it is done: entries after it may need the descriptor */
+            entry->fd = entry[-1].fd;
         if (entry->done)
             continue;
         if (entry->fd < 0)
-            entry->fd = entry->same && entry[-1].fd >= 0 ? entry[-1].fd : entry_open(entry);
+            entry->fd = entry_open(entry);
         if (entry->fd < 0)
             return;
         if (entry->length)

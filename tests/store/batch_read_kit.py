@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from storage_node.store.native import StoredFile, read_frame, read_list
 FILE_SYSTEMS = ["disk", *(["memory"] if os.access("/dev/shm", os.W_OK) else [])]
 
 
-@contextmanager
+@contextlib.contextmanager
 def folder_on(file_system: str, disk_path: Path) -> Iterator[Folder]:
     if file_system == "disk":
         with Folder(disk_path) as opened:
@@ -57,6 +57,15 @@ class Folder:
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
+
+
+def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
+    """Of the folder and its files. Threads that other tests have left behind open and close descriptors of theirs."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add((entry, os.readlink(f"/proc/self/fd/{entry}")))
+    return {(entry, target) for entry, target in found if target.startswith(str(folder.path))}
 
 
 def content(seed: int, size: int) -> bytes:

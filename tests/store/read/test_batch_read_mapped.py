@@ -16,7 +16,7 @@ import pytest
 
 from storage_node.store.native import StoredFile, copy_into, read_frame, read_into, read_list
 from storage_node.store.read.batch_reader import Failure, FailureCode
-from tests.store.batch_read_kit import FILE_SYSTEMS, Folder, columns, content, crc, folder_on
+from tests.store.batch_read_kit import FILE_SYSTEMS, Folder, columns, content, crc, folder_on, open_descriptors
 from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
@@ -96,6 +96,18 @@ def test_damage_in_a_mapped_file_is_found(folder: Folder) -> None:
         opened.write(bytes((segment.objects[4][17] ^ 1,)))
     assert segment.read([3, 4, 5]) == (1, FailureCode.CHECKSUM, 0)
     assert segment.read([3, 5]) == segment.due([3, 5])
+
+
+def test_no_descriptor_is_left_open_after_damage_on_both_sides_of_a_copy(folder: Folder) -> None:
+    segment = Segment(folder)
+    with segment.path.open("r+b") as opened:
+        for at in (2, 4, 6):
+            opened.seek(SIZE * at)
+            opened.write(bytes(SIZE))
+    segment.warm()
+    before = open_descriptors(folder)
+    assert segment.read([1, 2, 3, 4, 5, 6, 7]) == (1, FailureCode.CHECKSUM, 0)
+    assert open_descriptors(folder) == before
 
 
 @table("left", [0, 4 * SIZE + 10, 6 * SIZE])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
@@ -30,6 +29,7 @@ from tests.store.batch_read_kit import (
     content,
     crc,
     folder_on,
+    open_descriptors,
     whole_files,
 )
 from tests.table import table
@@ -41,15 +41,6 @@ pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
     with folder_on(request.param, tmp_path) as opened:
         yield opened
-
-
-def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
-    """Of the folder and its files. Threads that other tests have left behind open and close descriptors of theirs."""
-    found = set()
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.add((entry, os.readlink(f"/proc/self/fd/{entry}")))
-    return {(entry, target) for entry, target in found if target.startswith(str(folder.path))}
 
 
 # ---- Descriptors and references ------------------------------------------------------------------------
