@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import resource
 import shutil
@@ -28,6 +30,15 @@ MEMBERS = {f"{at}.bin": seeded_bytes(at * 311, seed=at) for at in range(50)}
 
 def member(store: Store, shard: str, name: str) -> bytes:
     return b"".join(open_member(store, BUCKET, shard, name))
+
+
+def open_files() -> list[str]:
+    """Paths of this process's descriptors, those of removed files too."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
 
 
 def indexes(root: Path) -> list[Path]:
@@ -90,6 +101,21 @@ def test_members_of_closed_shards_are_read_without_opening_them(
         for one in (reading, StoreBatch(store, ask)):
             assert found(one) == due
             assert one.status.tolist() == [ends[shard] for shard, _ in wanted[:9]]
+
+
+def test_no_descriptor_is_left_of_a_shard_that_is_replaced_before_a_large_member_is_read(tmp_path: Path) -> None:
+    old, new = seeded_bytes(5 << 20, seed=1), seeded_bytes(5 << 20, seed=2)
+    with store_at(tmp_path) as store:
+        put(store, "s.tar", packed_tar({"large": old}))
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=["s.tar"], member=["large"]))
+        former = file_of(store, "s.tar")
+        put(store, "s.tar", packed_tar({"large": new}))
+        drive_of(store).reap(everything=True)
+        assert b"".join(bytes(reading.read(span).payload) for span in reading.spans()) == new
+        reading.close()
+        del reading
+        gc.collect()
+        assert [target for target in open_files() if str(former) in target] == []
 
 
 @pytest.mark.slow

@@ -327,7 +327,8 @@ class EntryReader:
         table = self._table
         packed = position in table.packed
         if shard.is_object and not packed:
-            return self._opened(position, os.dup(shard.fd), self._blocks_to_compare(position, entry, offset))
+            blocks = self._blocks_to_compare(position, entry, offset)
+            return self._opened(position, os.dup(shard.fd), blocks)
         verify = self._request.verify_ranges or table.kind[position] == pb.STORED
         unpacked: Iterator[bytes] | None = None
         if packed:
