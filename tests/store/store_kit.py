@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import ShardLimits
@@ -58,6 +60,13 @@ def store_at(
         if bucket is not None:
             store.create_bucket(bucket, exist_ok=True)
         yield store
+
+
+@contextlib.contextmanager
+def no_new_threads() -> Iterator[None]:
+    """No thread can be started meanwhile, as where the system has no more, or the interpreter ends."""
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        yield
 
 
 def file_of(store: Store, name: str, bucket: str = BUCKET) -> Path:

@@ -254,8 +254,12 @@ class LocationFill:
             if self._thread is None and not self._stopped.is_set():
                 self._learned = 0
                 self._cache.watch_changes(True)
-                self._thread = threading.Thread(target=self._run, args=(owns,), name="ais-loader-locations")
-                self._thread.start()
+                thread = threading.Thread(target=self._run, args=(owns,), name="ais-loader-locations")
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError:  # none can be started now; the next fill that is due tries again
+                    self._cache.watch_changes(False)
 
     def _run(self, owns: Owns) -> None:
         after: bytes | None = fmt.OBJECT_PREFIX

@@ -79,8 +79,10 @@ class Upkeep:
         with self._lock:
             self._woken = True
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="ais-loader-upkeep", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="ais-loader-upkeep", daemon=True)
+                with contextlib.suppress(RuntimeError):  # none can be started now; the next change tries again
+                    thread.start()
+                    self._thread = thread
 
     @property
     def is_idle(self) -> bool:

@@ -36,6 +36,7 @@ from tests.store.store_kit import (
     file_of,
     flip_a_byte,
     kinds,
+    no_new_threads,
     object_files,
     put,
     read,
@@ -511,6 +512,20 @@ def test_the_thread_ends_when_there_is_nothing_left_and_with_the_store(tmp_path:
         thread = store.upkeep._thread
         assert thread is not None and thread.is_alive()
     assert not thread.is_alive()
+
+
+def test_a_write_is_done_although_no_thread_can_be_started_for_what_it_replaced(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        put(store, "a", b"1")
+        with no_new_threads():
+            put(store, "a", b"2")
+            assert store.upkeep.is_idle
+        assert read(store, "a") == b"2"
+        put(store, "a", b"3")
+        assert not store.upkeep.is_idle
+    with store_at(tmp_path) as store, no_new_threads():
+        put(store, "a", b"4")
+    assert_sound(tmp_path)
 
 
 @pytest.mark.slow

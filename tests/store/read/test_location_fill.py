@@ -19,7 +19,7 @@ from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.segment_kit import put_group
-from tests.store.store_kit import BUCKET, drive_of, file_of, put, store_at
+from tests.store.store_kit import BUCKET, drive_of, file_of, no_new_threads, put, store_at
 
 NAMES = [f"o{at:02d}" for at in range(40)]
 GROUP = {name: name.encode() * (1 + at * 30) for at, name in enumerate(NAMES)}
@@ -54,6 +54,21 @@ def test_what_was_written_is_known_without_a_look_up(tmp_path: Path, monkeypatch
         assert is_known(store, *NAMES)
         assert batch(store, ["o03"]) == [(pb.OK, b"again")]
         assert not is_known(store, "gone")
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_batch_is_read_although_no_thread_can_be_started_for_the_scan(tmp_path: Path, mode: Any) -> None:
+    with store_at(tmp_path) as store:
+        put_group(store, GROUP)
+    with Store.open([tmp_path], mode=mode) as store:
+        with no_new_threads():
+            assert batch(store, NAMES[:1]) == due(NAMES[0])
+            assert all(drive is not None and drive.fill.wait(0) for drive in store.drives)
+        assert drive_of(store)._cache._changed is None
+        for at in range(1, len(NAMES)):  # until another scan is due
+            assert batch(store, NAMES[: at + 1]) == due(*NAMES[: at + 1])
+            assert all(drive is not None and drive.fill.wait(TIMEOUT_S) for drive in store.drives)
+        assert is_known(store, *NAMES)
 
 
 @pytest.mark.parametrize("mode", ["a", "r"])
