@@ -20,21 +20,27 @@
 
 static __thread sigjmp_buf *volatile copying; /* where this thread goes on after a fault; NULL: it copies nothing */
 static struct sigaction former_action;
+static __thread volatile sig_atomic_t passed_on; /* this thread is in the former handler */
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     sigjmp_buf *const start = copying;
+    struct sigaction former = former_action;
     if (start && info->si_code > 0) /* from the kernel, not from kill() */
         siglongjmp(*start, 1);
-    if (former_action.sa_flags & SA_SIGINFO) {
-        former_action.sa_sigaction(number, info, context);
-    } else if (former_action.sa_handler != SIG_DFL && former_action.sa_handler != SIG_IGN) {
-        former_action.sa_handler(number);
-    } else if (former_action.sa_handler == SIG_DFL || info->si_code > 0) {
+    if (passed_on && info->si_code <= 0) /* the former handler was set over this one, and passes the signal back */
+        former = (struct sigaction){.sa_handler = SIG_DFL};
+    passed_on = 1;
+    if (former.sa_flags & SA_SIGINFO) {
+        former.sa_sigaction(number, info, context);
+    } else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
+        former.sa_handler(number);
+    } else if (former.sa_handler == SIG_DFL || info->si_code > 0) {
         signal(number, SIG_DFL); /* a fault occurs again on return, and ends the process as it would have */
         if (info->si_code <= 0)
             raise(number);
     }
+    passed_on = 0;
 }
 
 /* Make sure that the handler is in place: another library may have set its own since. Call it with the GIL, or

@@ -185,7 +185,7 @@ def test_copies_are_made_of_mapped_pieces_only(folder: Folder) -> None:
 # -- in processes of their own, whose handlers are theirs
 
 PROGRAM = """
-import faulthandler, os, signal, sys
+import faulthandler, mmap, os, signal, sys
 from pathlib import Path
 from tests.store.batch_read_kit import Folder
 from tests.store.read.test_batch_read_mapped import Segment
@@ -193,6 +193,13 @@ from storage_node.store.read.batch_reader import FailureCode
 
 def send() -> None:
     os.kill(os.getpid(), signal.SIGBUS)
+
+def fault() -> None:
+    with open(sys.argv[1] + "/short", "w+b") as file:
+        file.truncate(1)
+        with mmap.mmap(file.fileno(), 1) as mapped:
+            file.truncate(0)
+            mapped[0]
 
 def cut() -> None:
     os.truncate(segment.path, 0)
@@ -234,3 +241,10 @@ def test_signals_that_are_not_ours_go_where_they_went(
     tmp_path: Path, before: str, then: str, code: int, says: str
 ) -> None:
     assert outcome(tmp_path, before, then) == (code, says)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["send()", "fault()"])
+def test_a_handler_that_came_later_and_passes_the_signal_back_ends_the_process_once(tmp_path: Path, fault: str) -> None:
+    code, says = outcome(tmp_path, "pass", f"faulthandler.enable(); segment.read([1]); {fault}")
+    assert (code, says.count("Bus error")) == (-signal.SIGBUS, 1)
