@@ -191,7 +191,7 @@ class BatchLookup:
         if table.files is None:
             return
         table.paths = [file.path for file in table.files]
-        table.files, table.shared_files = None, True
+        table.files, table.shared_files, table.located_sizes = None, True, table.sizes.copy()
         self._clear(first)
         self.run(range(first, table.n))
 

@@ -54,6 +54,8 @@ class BatchTable:
         self.records: list[CatalogEntry | None] = [None] * n
         self.files: list[StoredFile] | None = None
         """Files of all entries, if these were found by their locations: there are no records and `paths` then."""
+        self.located_sizes: npt.NDArray[np.int64] | None = None
+        """Sizes by which frames were planned before entries that had been located were looked up; shape (n,)."""
         self.slots: list[int] = [0] * n
         self.drives: dict[int, Drive] = {}
         """Drives by slot. A drive that is given up meanwhile keeps its folders open for its readers."""

@@ -102,9 +102,6 @@ class FrameReader:
                 if self._read_into(span, target, len(prefix)):
                     return target.toreadonly(), last
             elif (result := self._read_plain(span, prefix, checksum_at)) is not None:
-                if len(result) != len(prefix) + span.payload_bytes:
-                    came_bytes = len(result) - len(prefix)
-                    raise LoaderError(f"a frame of {span.payload_bytes:,} bytes came to {came_bytes:,}: not delivered")
                 table.checksum[at] = np.frombuffer(result, "<u4", span.stop - span.first, checksum_at)
                 return result, last
         return encode_frame(batch_id, self._read_sound(span)), False
@@ -179,9 +176,10 @@ class FrameReader:
         With `helpers` the batch is read in up to `parts` parts at once, one of them in the calling thread.
         """
         table = self._table
-        if not table.n or self._request.resume_offset or not self._is_plain(FrameSpan(0, table.n, 0)):
+        size_bytes = int(table.sizes.sum())
+        if not table.n or self._request.resume_offset or size_bytes > MAX_ITEM_BYTES:
             return None
-        if int(table.sizes.sum()) > MAX_ITEM_BYTES:
+        if not self._is_plain(FrameSpan(0, table.n, size_bytes)):
             return None
         in_parts = helpers is not None and table.n >= parts * _MIN_ENTRIES_PER_PART
         step = -(-table.n // parts) if in_parts else table.n
@@ -217,6 +215,8 @@ class FrameReader:
         at, verify = slice(span.first, span.stop), self._request.verify_ranges
         if self._table.files is not None:
             return True  # whole objects, none of them so large that reading it twice would matter
+        if self._table.sizes[at].sum() != span.payload_bytes:
+            return False  # they were looked up again since the frame was planned
         if verify:
             self._know_ranges(span)
         return self._table.is_plain(at, verify=verify, has_duplicates=self._changed or self._had_duplicates)
@@ -256,8 +256,9 @@ class FrameReader:
     def _read_patiently(self, span: FrameSpan) -> Frame:
         """Read entry by entry: duplicates once, failures set the status, vanished files are looked up again."""
         table = self._table
-        planned = table.sizes[span.first : span.stop].tolist()  # before located entries are looked up anew
         entries = self._patient(span)
+        sizes = table.sizes if table.located_sizes is None else table.located_sizes
+        planned = sizes[span.first : span.stop].tolist()
         parts: list[bytes] = []
         grown_bytes = 0
         seen: dict[tuple[int, bytes, int, int], int] = {}

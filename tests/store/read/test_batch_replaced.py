@@ -3,23 +3,30 @@ bytes or says why not, and the sizes of a frame are those of its payload."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.checksum import crc32c
-from ais_loader.wire.frame import Frame, decode_response
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read import frame_reader
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.store import Store
 from tests.store.snapshot_kit import reap
 from tests.store.store_kit import BUCKET, put, store_at
 
 OLD, NEW = seeded_bytes(3000, seed=1), seeded_bytes(5011, seed=2)
 OTHER = seeded_bytes(700, seed=3)
+
+
+Write = Callable[[Store, str, bytes], None]
+Frames = Callable[..., Iterator[Frame]]
 
 
 def put_in_segment(store: Store, name: str, data: bytes) -> None:
@@ -37,21 +44,34 @@ def write(request: pytest.FixtureRequest) -> Callable[[Store, str, bytes], None]
     return found
 
 
-@pytest.fixture(params=["embedded", "node"])
-def frames(request: pytest.FixtureRequest) -> Callable[[StoreBatch], Iterator[Frame]]:
-    """What a batch gives its consumer, in this process or in messages."""
+@pytest.fixture(params=["embedded", "node", "files"])
+def frames(request: pytest.FixtureRequest) -> Frames:
+    """What a batch gives its consumer, in this process, in messages, or in messages with bytes from files."""
 
-    def embedded(reading: StoreBatch) -> Iterator[Frame]:
-        for span in reading.spans():
+    def embedded(reading: StoreBatch, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[Frame]:
+        for span in reading.spans(target_bytes):
             yield reading.read(span)
 
-    def sent(reading: StoreBatch) -> Iterator[Frame]:
-        for span in reading.spans():
+    def sent(reading: StoreBatch, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[Frame]:
+        for span in reading.spans(target_bytes):
             frame = decode_response(reading.read_encoded(span, 7)[0]).frame
             assert frame is not None
             yield frame
 
-    return embedded if request.param == "embedded" else sent
+    def sent_from_files(reading: StoreBatch, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[Frame]:
+        reading.file_frame_bytes = target_bytes
+        for span in reading.spans(target_bytes):
+            message, _ = reading.read_message(span, 7)
+            if isinstance(message, FileFrame):
+                with closing(message):
+                    parts = [os.pread(part.fd, part.left_bytes, part.offset) for part in message.parts]
+                    message = b"".join((message.prefix, *parts))
+            frame = decode_response(message).frame
+            assert frame is not None
+            yield frame
+
+    found: Frames = {"embedded": embedded, "node": sent, "files": sent_from_files}[request.param]
+    return found
 
 
 def items(came: Iterator[Frame]) -> list[tuple[int, bytes]]:
@@ -68,8 +88,21 @@ def items(came: Iterator[Frame]) -> list[tuple[int, bytes]]:
     return found
 
 
-Write = Callable[[Store, str, bytes], None]
-Frames = Callable[[StoreBatch], Iterator[Frame]]
+@pytest.mark.parametrize("new_bytes", [120_000, 70_000], ids=["larger", "smaller"])
+def test_objects_that_are_replaced_before_several_frames_are_read_come_in_all_of_them(
+    tmp_path: Path, write: Write, frames: Frames, new_bytes: int
+) -> None:
+    names = [f"n{at}" for at in range(7)]
+    due = {name: seeded_bytes(100_000, seed=at) for at, name in enumerate(names)}
+    with store_at(tmp_path) as store:
+        for name, data in due.items():
+            write(store, name, data)
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=names))
+        for name in ("n0", "n3", "n6"):
+            due[name] = seeded_bytes(new_bytes, seed=100)
+            write(store, name, due[name])
+        reap(store)
+        assert items(frames(reading, 200_000)) == [(pb.OK, data) for data in due.values()]
 
 
 @pytest.mark.parametrize("new", [NEW, NEW[:10]], ids=["larger", "smaller"])
@@ -176,3 +209,21 @@ def test_a_frame_stays_within_bounds_when_its_objects_are_replaced_by_large_ones
     assert [status for status, _ in got].count(pb.OK) == 4
     assert got[-1] == (pb.OK, OTHER)
     assert again == [(pb.OK, NEW)] * len(names)
+
+
+def test_later_frames_stay_within_bounds_when_their_objects_are_replaced_by_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, frames: Frames
+) -> None:
+    monkeypatch.setattr(frame_reader, "MAX_GROWTH_BYTES", 2 * len(NEW))
+    names = [f"n{at}" for at in range(16)]
+    with store_at(tmp_path) as store:
+        for name in names:
+            write(store, name, OTHER)
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=names))
+        for name in names:
+            if name != "n15":
+                write(store, name, NEW)
+        reap(store)
+        came = [frame.status.tolist() for frame in frames(reading, 4 * len(OTHER))]
+    grown = [pb.OK, pb.OK, pb.UNAVAILABLE, pb.UNAVAILABLE]
+    assert came == [grown, grown, grown, [*grown[:3], pb.OK]]
