@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+import contextlib
+from concurrent.futures import Executor, Future
 from functools import cached_property
 from typing import Any
 
@@ -184,9 +185,14 @@ class FrameReader:
         in_parts = helpers is not None and table.n >= parts * _MIN_ENTRIES_PER_PART
         step = -(-table.n // parts) if in_parts else table.n
         spans = [slice(first, first + step) for first in range(0, table.n, step)]
-        elsewhere = [helpers.submit(self._read_list, span) for span in spans[1:]] if helpers is not None else []
+        elsewhere: list[Future[list[bytes] | Failure]] = []
+        with contextlib.suppress(RuntimeError):  # no thread can be started now: this one reads the rest
+            for span in spans[1:]:
+                assert helpers is not None
+                elsewhere.append(helpers.submit(self._read_list, span))
+        here = [self._read_list(span) for span in (spans[0], *spans[1 + len(elsewhere) :])]
         whole: list[bytes] = []
-        for result in [self._read_list(spans[0]), *(future.result() for future in elsewhere)]:
+        for result in [here[0], *(future.result() for future in elsewhere), *here[1:]]:
             if not isinstance(result, list):
                 return None
             whole += result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_a_batch_is_read_although_no_thread_can_be_started_for_the_scan(tmp_path
             assert batch(store, NAMES[: at + 1]) == due(*NAMES[: at + 1])
             assert all(drive is not None and drive.fill.wait(TIMEOUT_S) for drive in store.drives)
         assert is_known(store, *NAMES)
+
+
+def test_a_batch_is_read_whole_although_no_thread_can_be_started_to_help(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store, ThreadPoolExecutor(1) as helpers:
+        put_group(store, GROUP)
+        reading = StoreBatch(store, pb.BatchRequest(bucket=[BUCKET], name=NAMES))
+        with no_new_threads():
+            assert reading.read_all(helpers, 2) == list(GROUP.values())
+        assert reading.read_all(helpers, 2) == list(GROUP.values())
+        helpers.shutdown()
+        assert reading.read_all(helpers, 2) == list(GROUP.values())
 
 
 @pytest.mark.parametrize("mode", ["a", "r"])
