@@ -134,9 +134,7 @@ WIDE static uint32_t crc_wide(uint32_t crc, const uint8_t *data, size_t size)
     const uint64_t first = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(left));
     return crc_sse42((uint32_t)_mm_crc32_u64(first, (uint64_t)_mm_extract_epi64(left, 1)), data, size);
 }
-#endif
 
-#ifdef HAVE_WIDE_REGISTERS
 /* Copies, and advances the register by the bytes that it has stored: as crc_wide, in one pass. */
 WIDE static uint32_t crc_wide_copy(uint32_t crc, uint8_t *dest, const uint8_t *data, size_t size)
 {

@@ -895,16 +895,26 @@ static PyObject *locations_map(PyObject *self, PyObject *descriptor)
     return PyBool_FromLong(!failed);
 }
 
-static int location_column(PyObject *source, Py_buffer *view, const char *name, const char *formats, Py_ssize_t item,
-                           Py_ssize_t count)
+struct column {
+    const char *name, *formats, *type;
+    Py_ssize_t itemsize;
+};
+
+/* A view of a column of so many items. */
+static int column_open(const struct column *column, PyObject *source, int flags, Py_buffer *view, Py_ssize_t count)
 {
-    if (PyObject_GetBuffer(source, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+    if (PyObject_GetBuffer(source, view, flags) < 0)
         return -1;
     const char *format = view->format ? view->format : "B";
     format += *format == '@';
-    if (view->itemsize == item && view->len == item * count && *format && !format[1] && strchr(formats, *format))
+    if (!*format || format[1] || !strchr(column->formats, *format) || view->itemsize != column->itemsize)
+        PyErr_Format(PyExc_TypeError, "%s must hold native %s items", column->name, column->type);
+    else if (view->ndim != 1 || !PyBuffer_IsContiguous(view, 'C'))
+        PyErr_Format(PyExc_ValueError, "%s must be one-dimensional and contiguous", column->name);
+    else if (view->len / view->itemsize != count)
+        PyErr_Format(PyExc_ValueError, "%s has %zd items, and not %zd", column->name, view->len / view->itemsize, count);
+    else
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s must hold %zd native items of %zd bytes", name, count, item);
     PyBuffer_Release(view);
     return -1;
 }
@@ -998,11 +1008,10 @@ static int search_step(Locations *table, void *with)
 
 static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    static const struct {
-        const char *name, *formats;
-        Py_ssize_t item;
-    } kinds[] = {{"dirfds", "i", 4},    {"offsets", "lq", 8},  {"sizes", "lq", 8},
-                 {"checksums", "I", 4}, {"counters", "LQ", 8}, {"origins", "I", 4}};
+    static const struct column kinds[] = {
+        {"dirfds", "i", "int32", 4},     {"offsets", "lq", "int64", 8},   {"sizes", "lq", "int64", 8},
+        {"checksums", "I", "uint32", 4}, {"counters", "LQ", "uint64", 8}, {"origins", "I", "uint32", 4},
+    };
     const int columns = (int)nargs - 3;
     Py_buffer views[6];
     struct wave wave;
@@ -1023,13 +1032,11 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
     if (!names)
         return NULL;
     const Py_ssize_t count = PyTuple_Size(names);
-    while (opened < columns) {
-        if (location_column(args[3 + opened], &views[opened], kinds[opened].name, kinds[opened].formats,
-                            kinds[opened].item, count) < 0)
-            goto done;
+    while (opened < columns
+           && column_open(&kinds[opened], args[3 + opened], PyBUF_RECORDS, &views[opened], count) == 0)
         opened++;
-    }
-    files = PyList_New(count);
+    if (opened == columns)
+        files = PyList_New(count);
     for (Py_ssize_t first = 0; files && first < count; first += WAVE) {
         wave.count = count - first < WAVE ? count - first : WAVE;
         wave_open(&wave, names, first);
@@ -1056,7 +1063,6 @@ static PyObject *locations_find(PyObject *module, PyObject *const *args, Py_ssiz
         if (PyErr_Occurred())
             Py_CLEAR(files);
     }
-done:
     while (opened)
         PyBuffer_Release(&views[--opened]);
     Py_DECREF(names);

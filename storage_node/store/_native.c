@@ -15,33 +15,10 @@
 /* ---- Arguments -----------------------------------------------------------------------------------*/
 
 enum { DIRFDS, OFFSETS, LENGTHS, EXPECTED, VERIFY, COLUMNS };
-static const struct {
-    const char *name, *formats, *type;
-    Py_ssize_t itemsize;
-} columns[COLUMNS] = {
+static const struct column columns[COLUMNS] = {
     {"dirfds", "i", "int32", 4},     {"offsets", "lq", "int64", 8},  {"lengths", "lq", "int64", 8},
     {"expected", "I", "uint32", 4}, {"verify", "B?", "uint8", 1},
 };
-
-static int column_check(int k, const Py_buffer *view, Py_ssize_t count)
-{
-    const char *format = view->format ? view->format : "B";
-    format += *format == '@';
-    if (!*format || format[1] || !strchr(columns[k].formats, *format) || view->itemsize != columns[k].itemsize) {
-        PyErr_Format(PyExc_TypeError, "%s must hold native %s items", columns[k].name, columns[k].type);
-        return -1;
-    }
-    if (view->ndim != 1 || !PyBuffer_IsContiguous(view, 'C')) {
-        PyErr_Format(PyExc_ValueError, "%s must be one-dimensional and contiguous", columns[k].name);
-        return -1;
-    }
-    if (view->len / view->itemsize != count) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd items, paths has %zd", columns[k].name, view->len / view->itemsize,
-                     count);
-        return -1;
-    }
-    return 0;
-}
 
 /* A job and what Python has to keep alive for it. */
 struct call {
@@ -140,14 +117,11 @@ static int call_open(struct call *call, PyObject *const *args, int all)
         PyErr_NoMemory();
         return -1;
     }
-    while (opened < call->columns && PyObject_GetBuffer(sources[opened], &views[opened], PyBUF_RECORDS_RO) == 0) {
+    while (opened < call->columns
+           && column_open(&columns[opened], sources[opened], PyBUF_RECORDS_RO, &views[opened], call->job.count) == 0)
         opened++;
-        if (column_check(opened - 1, &views[opened - 1], call->job.count) < 0)
-            goto done;
-    }
     if (opened == call->columns && (result = entries_fill(call, views)) == 0)
         files_use(call, all);
-done:
     while (opened)
         PyBuffer_Release(&views[--opened]);
     return result;

@@ -20,12 +20,10 @@ from __future__ import annotations
 from storage_node.store.machine_memory import machine_memory_bytes
 from storage_node.store.native import Locations, StoredFile, find
 
-__all__ = ["MAX_KEY_BYTES", "Locations", "StoredFile", "find", "limit_bytes"]
+__all__ = ["Locations", "StoredFile", "find", "limit_bytes"]
 
 _MIN_BYTES, _MAX_BYTES = 32 << 20, 768 << 20
 _SHARE_OF_MEMORY = 32
-MAX_KEY_BYTES = 0xFFFF
-"""Longer keys are not kept. Names are far shorter."""
 
 
 def limit_bytes() -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from storage_node.store.drive.entry_cache import EntryCache
-from storage_node.store.drive.locations import MAX_KEY_BYTES, Locations, find
+from storage_node.store.drive.locations import Locations, find
 from storage_node.store.format import CatalogEntry, Version, encode_entry, tombstone
 from tests.table import table
 
@@ -142,7 +142,7 @@ def test_a_small_table_stays_beside_one_that_fills_the_memory() -> None:
 
 def test_keys_that_are_longer_than_any_name_are_not_kept() -> None:
     table = Locations(1, LARGE)
-    names = ["x" * (MAX_KEY_BYTES - len(PREFIX) + more) for more in (0, 1)]
+    names = ["x" * (0xFFFF - len(PREFIX) + more) for more in (0, 1)]
     add(table, [(PREFIX + name.encode(), b"00/00/f.1", 0, 1, 1) for name in names])
     assert found((table,), names) == [(b"00/00/f.1", 1, 0, 1, 1), None]
 
@@ -184,7 +184,7 @@ def test_versions_are_found_beside_locations() -> None:
     assert (int(counters[0]), int(origins[0])) == (2, 1 << 20 | 3)
     wrong = [(counters,), (origins, counters), (counters[:1], origins), (counters, origins, origins)]
     for other in wrong:
-        with pytest.raises(TypeError):
+        with pytest.raises((TypeError, ValueError)):
             find((table,), PREFIX, names, *columns, *other)
 
 
@@ -199,7 +199,7 @@ def refused(*columns: Any) -> None:
 def test_wrong_columns_are_refused(wrong: int, other: str) -> None:
     columns: list[Any] = [np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)]
     columns[wrong] = np.zeros(1, np.float64) if other == "type" else np.zeros(2, columns[wrong].dtype)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError if other == "type" else ValueError):
         refused(*columns)
 
 
