@@ -8,8 +8,7 @@ error, takes the ordinary path, which can wait and fail. A batch spread over sev
 
 from __future__ import annotations
 
-import os
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -27,7 +26,7 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import encode_place
-from storage_node.store.native import read_cached
+from storage_node.store.native import pread_cached, read_cached
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import CachedFile
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
@@ -108,15 +107,14 @@ def _answer_ranges(files: list[CachedFile], batch_id: int, size_bytes: int) -> t
     folders, paths, starts, sizes, _ = zip(*files, strict=True)
     if (frame := opened(b"", folders, paths, starts, sizes)) is None:
         return None
-    with closing(frame), suppress(OSError):  # the ordinary path can wait, and says what is wrong
+    with closing(frame):
         parts = [bytearray(size) for size in sizes]
         for part, at in zip(parts, frame.parts, strict=True):
-            if os.preadv(at.fd, [part], at.offset, os.RWF_NOWAIT) < len(part):
+            if pread_cached(at.fd, part, at.offset) < len(part):
                 return None
         summed = [(*file[:4], crc32c(part)) for file, part in zip(files, parts, strict=True)]
         prefix, digest_ = _prefix(batch_id, summed, b"", pb.COMPUTED)
         return b"".join((prefix, *parts)), size_bytes, digest_
-    return None
 
 
 def answer_from_file(

@@ -121,25 +121,36 @@ static void look_ahead(struct job *job, ptrdiff_t i)
     }
 }
 
+/* Reads what the page cache has. Fails with EAGAIN if that is nothing, or because the file system cannot tell. */
+static ssize_t read_now(int fd, void *dest, size_t size, off_t offset)
+{
+#ifdef RWF_NOWAIT
+    struct iovec piece = {dest, size};
+    return preadv2(fd, &piece, 1, offset, RWF_NOWAIT);
+#else
+    (void)fd, (void)dest, (void)size, (void)offset;
+    errno = EOPNOTSUPP;
+    return -1;
+#endif
+}
+
 static ssize_t read_some(struct job *job, ptrdiff_t i, size_t done, size_t size)
 {
     const struct entry *entry = &job->entries[i];
-    struct iovec piece = {entry->dest + done, size};
     const off_t offset = entry->offset + (off_t)done;
     for (;;) {
         ssize_t got;
-#ifdef RWF_NOWAIT
         if (!job->cold) {
-            got = preadv2(entry->fd, &piece, 1, offset, RWF_NOWAIT);
+            got = read_now(entry->fd, entry->dest + done, size, offset);
             if (got < 0 && (errno == EAGAIN || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
                 job->waited |= errno == EAGAIN;
                 job->cold = 1;
                 look_ahead(job, i);
                 continue;
             }
-        } else
-#endif
-            got = pread(entry->fd, piece.iov_base, size, offset);
+        } else {
+            got = pread(entry->fd, entry->dest + done, size, offset);
+        }
         if (got >= 0 || errno != EINTR)
             return got;
     }
@@ -227,9 +238,6 @@ static void job_copy(struct job *job)
 static void job_read(struct job *job)
 {
     ptrdiff_t i = 0;
-#ifndef RWF_NOWAIT
-    job->cold = 1;
-#endif
     if (job->mapped)
         job_copy(job);
     for (; i < job->count && !job->code; i++) {
@@ -252,14 +260,8 @@ static void job_read(struct job *job)
 
 static int is_cold(int fd, off_t offset)
 {
-#ifdef RWF_NOWAIT
     char byte;
-    struct iovec piece = {&byte, 1};
-    return preadv2(fd, &piece, 1, offset, RWF_NOWAIT) < 0 && errno == EAGAIN;
-#else
-    (void)fd, (void)offset;
-    return 0;
-#endif
+    return read_now(fd, &byte, 1, offset) < 0 && errno == EAGAIN;
 }
 
 /* Have the kernel fetch what is not in the page cache, judged by first and last byte; bytes asked for.
@@ -301,18 +303,12 @@ static int open_if_cached(int dirfd, const char *path)
 static int read_if_cached(int dirfd, const char *path, int64_t offset, uint8_t *dest, size_t length,
                           uint32_t expected)
 {
-#ifdef HAVE_CACHED_READS
-    struct iovec piece = {dest, length};
     const int fd = open_if_cached(dirfd, path);
     if (fd < 0)
         return 0;
-    const ssize_t got = length ? preadv2(fd, &piece, 1, (off_t)offset, RWF_NOWAIT) : 0;
+    const ssize_t got = length ? read_now(fd, dest, length, (off_t)offset) : 0;
     close(fd);
     return got == (ssize_t)length && (crc_update(0xFFFFFFFFu, dest, length) ^ 0xFFFFFFFFu) == expected;
-#else
-    (void)dirfd, (void)path, (void)offset, (void)dest, (void)length, (void)expected;
-    return 0;
-#endif
 }
 
 #endif

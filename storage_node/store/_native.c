@@ -366,6 +366,20 @@ done:
     return frame;
 }
 
+/* Keeps the GIL, too. */
+static PyObject *pread_cached(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int fd;
+    Py_buffer target;
+    long long offset;
+    if (!PyArg_ParseTuple(args, "iw*L:pread_cached", &fd, &target, &offset))
+        return NULL;
+    const ssize_t got = read_now(fd, target.buf, (size_t)target.len, (off_t)offset);
+    PyBuffer_Release(&target);
+    return PyLong_FromSsize_t(got < 0 ? 0 : got);
+}
+
 enum { GIL_FREE_BYTES = 16 << 10 }; /* bytes that are only counted: from about 1 us on others may run */
 
 static PyObject *write_counted(PyObject *module, PyObject *args)
@@ -423,6 +437,7 @@ static PyMethodDef methods[] = {
     {"copy_into", (PyCFunction)(void (*)(void))copy_into, METH_FASTCALL, "See _native.pyi."},
     {"find", (PyCFunction)(void (*)(void))locations_find, METH_FASTCALL, "See _native.pyi."},
     {"announce", (PyCFunction)(void (*)(void))announce, METH_FASTCALL, "See _native.pyi."},
+    {"pread_cached", pread_cached, METH_VARARGS, "See _native.pyi."},
     {"read_cached", read_cached, METH_VARARGS, "See _native.pyi."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See _native.pyi."},
     {"read_into", (PyCFunction)(void (*)(void))read_into, METH_FASTCALL, "See _native.pyi."},

@@ -46,6 +46,10 @@ def copy_into(
     undefined, and the caller reads them in a thread. The arguments are not checked here if nothing is mapped.
     """
 
+def pread_cached(fd: int, target: Buffer, offset: int, /) -> int:
+    """Read into `target` what the page cache has of an open file from `offset` on. Returns how many bytes; 0 if the
+    file system cannot tell. `os.preadv` has no flags in interpreters that were built for an older C library."""
+
 def read_cached(prefix: bytes, files: tuple[tuple[int, bytes, int, int, int], ...], /) -> bytes | None:
     """Return `prefix` and these small objects, verified, but only if no drive has to be waited for.
 

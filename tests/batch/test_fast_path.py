@@ -37,6 +37,13 @@ from tests.table import table
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
 
 
+@pytest.fixture(params=["this one", "one built for an older C library"])
+def any_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter, such as one of uv or conda, in which `os.preadv` has no flags."""
+    if request.param != "this one":
+        monkeypatch.delattr(os, "RWF_NOWAIT")
+
+
 def filled(store: Store, sizes: list[int]) -> list[str]:
     """Objects of these sizes, and the catalog's entries at hand."""
     found = [f"k{i}" for i in range(len(sizes))]
@@ -72,6 +79,7 @@ def test_a_few_entries_are_one_message_in_request_order(tmp_path: Path, sizes: l
         assert end.digest == digest(frame.status, frame.checksum)
 
 
+@pytest.mark.usefixtures("any_python")
 @table("ranges", [[(7, 4_000)], [(4_999, 1), (0, 69_999), (5, 9), (70, 70)]])
 def test_ranges_of_files_are_one_message_in_request_order(tmp_path: Path, ranges: list[tuple[int, int]]) -> None:
     with store_at(tmp_path) as store:
@@ -178,6 +186,7 @@ def test_what_a_scan_has_located_is_at_hand(tmp_path: Path) -> None:
         assert answer(store, found[:1], whole_up_to=MAX_BYTES) is None  # its description is in the catalog
 
 
+@pytest.mark.usefixtures("any_python")
 def test_one_that_is_larger_is_answered_from_its_file(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         sizes = [MAX_BYTES, MAX_BYTES + 1, FILE_FRAME_BYTES, FILE_FRAME_BYTES + 1]

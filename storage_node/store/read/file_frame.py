@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from storage_node.store.native import pread_cached
+
 _PATIENCE_MS = 5
 """Time for which a thread waits for a slow receiver to make room in the socket."""
 _ZEROS = bytes(64 << 10)
@@ -133,7 +135,4 @@ def opened(
 
 def _is_cached(fd: int, offset: int, room: bytearray) -> bool:
     """Whether a byte is in the page cache; False if the file system cannot tell."""
-    try:
-        return os.preadv(fd, [room], offset, os.RWF_NOWAIT) == 1
-    except OSError:
-        return False
+    return pread_cached(fd, room, offset) == 1
