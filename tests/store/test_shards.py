@@ -285,6 +285,19 @@ def test_a_shard_that_must_be_unpacked_is_unpacked_within_the_budget(tmp_path: P
         member(store, "s.tar.zst", "39")
 
 
+def test_archives_that_nobody_reads_give_their_decompressed_copies_back(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packer = zstandard.ZstdCompressor(level=1)
+    with store_at(tmp_path / "drive", shard_limits=ShardLimits(copy_bytes=40 << 20)) as store:  # two copies
+        for at in range(4):
+            members = {"zeros": bytes(17 << 20), "m": b"%d" % at}
+            put(store, f"{at}.tar.zst", packer.compress(packed_tar(members)))
+        reading = open_member(store, BUCKET, "0.tar.zst", "zeros")
+        for at in (0, 1, 2, 3, 0, 1):
+            assert member(store, f"{at}.tar.zst", "m") == b"%d" % at
+        assert b"".join(reading) == bytes(17 << 20)
+
+
 @pytest.mark.slow
 @table("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
 def test_a_shard_that_was_damaged_never_gives_other_bytes_with_its_index_or_without(tmp_path: Path, name: str) -> None:

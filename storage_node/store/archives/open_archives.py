@@ -318,8 +318,17 @@ class OpenArchives:
     def _unpacked(self) -> UnpackCache:
         with self._lock:
             if self._copies is None:
-                self._copies = UnpackCache(self._folder, self.limits.copy_bytes)
+                self._copies = UnpackCache(self._folder, self.limits.copy_bytes, self._close_copied)
             return self._copies
+
+    def _close_copied(self, size_bytes: int) -> None:
+        """Close archives that are read from decompressed copies, least recently used first, until so many bytes of
+        these are given back. A copy that is being read is given back by its last reader."""
+        closed: list[OpenShard] = []
+        with self._lock:
+            for path in [path for path, shard in self._open.items() if not shard.is_object]:
+                if sum(shard.archive.index.content_bytes for shard in closed) < size_bytes:
+                    closed.append(self._open.pop(path))
 
     # -- indexes
 

@@ -26,6 +26,8 @@ from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import FOLDER_MODE
 
 _SUFFIX = ".unpacking"
+_LOOK_AGAIN_S = 0.25
+"""Time after which a thread that waits for room asks again for copies to be given back."""
 
 
 class _Copy:
@@ -40,12 +42,15 @@ class _Copy:
 
 
 class UnpackCache:
-    def __init__(self, folder: Path, budget_bytes: int) -> None:
-        """`folder` is created if necessary, and belongs to these copies. Raises OSError."""
+    def __init__(
+        self, folder: Path, budget_bytes: int, give_back: Callable[[int], None] = lambda size_bytes: None
+    ) -> None:
+        """`folder` is created if necessary, and belongs to these copies. `give_back` is called, without a lock, while
+        there is no room for a copy of this size: it releases copies that are kept for later. Raises OSError."""
         folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for left in folder.glob(f"*{_SUFFIX}"):
             left.unlink(missing_ok=True)
-        self._folder, self._budget = folder, budget_bytes
+        self._folder, self._budget, self._give_back = folder, budget_bytes, give_back
         self._copies: OrderedDict[Hashable, _Copy] = OrderedDict()  # least recently used first
         self._used = 0
         self._closed = False
@@ -102,8 +107,8 @@ class UnpackCache:
                 f"a decompressed copy needs {size_bytes} bytes, the budget for all of them is {self._budget}; "
                 "store the shard in independent frames, uncompressed, or raise the budget"
             )
-        with self._changed:
-            while True:
+        while True:
+            with self._changed:
                 if self._closed:
                     raise Closed("the store is closed, and its decompressed copies with it")
                 copy = self._copies.get(key)
@@ -121,7 +126,9 @@ class UnpackCache:
                     copy = self._copies[key] = _Copy(size_bytes)
                     self._used += size_bytes
                     return copy, True
-                if not self._wait_until(deadline):
+            self._give_back(size_bytes)
+            with self._changed:
+                if not self._room_for(size_bytes) and not self._wait_until(deadline):
                     raise CopiesBusy(
                         f"no room for a decompressed copy of {size_bytes} bytes: others hold {self._used} of "
                         f"{self._budget} bytes; try again, or raise the budget"
@@ -138,7 +145,8 @@ class UnpackCache:
 
     def _wait_until(self, deadline: float) -> bool:
         left = deadline - time.monotonic()
-        return left > 0 and self._changed.wait(left)
+        self._changed.wait(min(max(left, 0), _LOOK_AGAIN_S))
+        return left > 0
 
     def _make(self, key: Hashable, copy: _Copy, unpack: Callable[[], Iterable[bytes]]) -> None:
         fd = -1
