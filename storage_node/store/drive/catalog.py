@@ -277,10 +277,10 @@ class Catalog:
         return values
 
     def scan(
-        self, prefix: bytes, start_after: bytes | None = None, up_to: bytes | None = None
+        self, prefix: bytes, start_after: bytes | None = None, up_to: bytes | None = None, *, backwards: bool = False
     ) -> Generator[tuple[bytes, bytes], None, None]:
-        """Iterate over pairs whose key begins with `prefix`, in key order, up to the key `up_to`; a snapshot taken at
-        the first one."""
+        """Iterate over pairs whose key begins with `prefix`, in key order or `backwards`, up to the key `up_to`; a
+        snapshot taken at the first one."""
         first, read = _bounds(prefix, start_after, up_to)
         at: RdictIter | None = None
         with self._reopening:
@@ -288,10 +288,10 @@ class Catalog:
         try:
             at = self._db.iter(read)
             _live_iterators[id(at)] = at
-            at.seek(first)
-            while at.valid():
-                yield at.key(), at.value()
-                at.next()
+            at.seek_to_last() if backwards else at.seek(first)
+            while at.valid() and (key := at.key()) >= first:
+                yield key, at.value()
+                at.prev() if backwards else at.next()
             at.status()  # raises after damage: valid() is false then as well
         except Exception as error:
             raise self._error(error, "listing the catalog") from error

@@ -43,6 +43,8 @@ from storage_node.store.store_record import StoreRecord, recovered_name
 
 _NEW = "catalog.rebuilding"
 _ASIDE = "catalog.lost-"
+_REPLACED = f"{_ASIDE}now"
+"""Old catalog while the new one takes its place. After a crash in between, the next rebuild begins with it again."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,9 @@ def rebuild(
             for root in roots:
                 if held_by_this_process(root / "catalog"):
                     raise StoreLocked(f"{root} is open for writing by this process; close it first")
+                if (root / _REPLACED).exists():
+                    has_new = (root / "catalog").exists()
+                    os.rename(root / _REPLACED, _free_name(root) if has_new else root / "catalog")
                 held.enter_context(hold(root / "catalog" / "LOCK"))
             return _Rebuild(roots, verify, all_drives, progress).run()
         except OSError as error:
@@ -352,15 +357,16 @@ class _Rebuild:
 
     def _swap(self, root: Path, seen: _DriveContents) -> None:
         old, aside = root / "catalog", _free_name(root)
-        if set(os.listdir(old)) <= {"LOCK", BINDING_FILE}:
-            shutil.rmtree(old)
-            kept = ""
-        else:
-            os.rename(old, aside)
-            kept = f"; the old one is kept as {aside.name}"
+        is_kept = not set(os.listdir(old)) <= {"LOCK", BINDING_FILE}
+        os.rename(old, root / _REPLACED)
         failpoint("rebuild.aside")
         os.rename(root / _NEW, old)
         sync_folder(root)
+        if is_kept:
+            os.rename(root / _REPLACED, aside)
+        else:
+            shutil.rmtree(root / _REPLACED)
+        kept = f"; the old one is kept as {aside.name}" if is_kept else ""
         self._find("catalog-rebuilt", root, f"{seen.objects:,} objects, {seen.object_bytes:,} bytes{kept}")
 
     def _summarize(self, drives: dict[Path, DriveIdentity], seen: dict[Path, _DriveContents]) -> None:
@@ -425,18 +431,19 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
         contextlib.suppress(LoaderError),
         contextlib.closing(Catalog(root / "catalog", writable=False, salvage=True)) as old,
     ):
+        for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX, fmt.DENIAL_PREFIX):
+            for backwards in (False, True):  # from both ends: a scan stops at what is damaged
+                with contextlib.suppress(LoaderError):
+                    for key, value in old.scan(prefix, backwards=backwards):
+                        with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
+                            entry = None if prefix == fmt.DENIAL_PREFIX else fmt.decode_entry(value)
+                            if entry is None or not entry.has_file:
+                                batch.put(key, value)
+                                carried += [] if entry is None else [entry.version]
+                    break
         seen.next_generation = int.from_bytes(old.get(fmt.COUNTER_KEY) or b"\1", "big")
         seen.note_counter(int.from_bytes(old.get(fmt.CLOCK_KEY) or b"", "big"))
-        for key, value in itertools.chain(old.scan(fmt.OBJECT_PREFIX), old.scan(fmt.RETAINED_PREFIX)):
-            with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
-                entry = fmt.decode_entry(value)
-                if not entry.has_file:
-                    batch.put(key, value)
-                    carried.append(entry.version)
-        for key, value in old.scan(fmt.DENIAL_PREFIX):
-            batch.put(key, value)
-    if carried:
-        catalog.write(batch, sync=False)
+    catalog.write(batch, sync=False)
     return carried
 
 

@@ -13,6 +13,7 @@ from ais_loader.errors import CorruptObject, ObjectDenied, StoreFormatError, Sto
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.fsck import rebuild as rebuilding
 from storage_node.store.fsck.fsck import rebuild, repair
 from storage_node.store.store import Store
 from tests.store.fsck.test_store_damage import CATALOG_DAMAGES, newest, overwrite_middle
@@ -180,6 +181,59 @@ def test_what_a_takedown_has_left_is_gone_after_a_catalog_made_anew(
             with pytest.raises(ObjectDenied):
                 read(store, "a", bucket)
         assert object_files(root) == []
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("point", ["rebuild.built", "rebuild.aside"])
+def test_a_rebuild_that_is_killed_loses_no_denial_and_no_tombstone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def die(at: str) -> None:
+        if at == point:
+            raise Killed
+
+    with store_at(root) as store:
+        put(store, "kept", b"1")
+        put(store, "deleted", b"2")
+        store.denied.deny(BUCKET, ["denied"], "order")
+        store.delete(BUCKET, "deleted", keep_tombstone=True)
+        wanted = store.replicas.newest(BUCKET, ["deleted", "denied"])
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuilding, "failpoint", die)
+        with pytest.raises(Killed):
+            rebuild([root], all_drives=True)
+    assert rebuild([root], all_drives=True).healthy
+    with Store.open([root]) as store:
+        assert contents(store) == {"kept": b"1"}
+        assert store.replicas.newest(BUCKET, ["deleted", "denied"]) == wanted
+        assert [one.name for one in store.denied.names(BUCKET)] == ["denied"]
+        with pytest.raises(ObjectDenied):
+            put(store, "denied", b"again")
+    assert sorted(path.name for path in root.iterdir() if path.name.startswith("catalog")) == [
+        "catalog",
+        "catalog.lost-1",
+    ]
+
+
+def test_denials_and_tombstones_on_both_sides_of_the_damage_are_kept(root: Path) -> None:
+    denied, deleted = ["a", "object 00001", "z"], ["object 00002", "object 03999"]
+    with store_at(root) as store:
+        for at in range(4000):
+            put(store, f"object {at:05}", b"x", metadata={"k": os.urandom(100).hex()})
+        store.denied.deny(BUCKET, denied, "order")
+        for name in deleted:
+            store.delete(BUCKET, name, keep_tombstone=True)
+        wanted = store.replicas.newest(BUCKET, [*denied, *deleted])
+        drive_of(store).catalog.compact()
+    overwrite_middle(max(root.glob("catalog/*.sst"), key=lambda path: path.stat().st_size))
+    report = rebuild([root])
+    assert kinds(report) == ["drive-unusable"] and report.drives[0].objects == 4000 - 3
+    with Store.open([root]) as store:
+        assert store.replicas.newest(BUCKET, [*denied, *deleted]) == wanted
+        assert [one.name for one in store.denied.names(BUCKET)] == denied
 
 
 def test_metadata_that_did_not_fit_is_reported_as_lost(root: Path) -> None:
