@@ -291,7 +291,7 @@ class Scan:
             return None  # it may be the file of the unreadable entry
         if (record is not None and record.path == path) or not self._drive.files.exists(path):
             return None
-        if identity is not None and _is_retained(catalog, identity, path):
+        if identity is not None and _may_be_retained(catalog, identity, path):
             return None
         drive = str(self._drive.root)
         purged = identity is not None and self._names.get(identity.bucket_uuid) == ""
@@ -327,6 +327,12 @@ def damaged_copy(root: Path, file: bytes) -> Suspect:
     return Suspect(Finding("segment-copy", str(root), message, shown(file)), file=file)
 
 
-def _is_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:
-    versions = catalog.scan(fmt.retained_prefix(identity.bucket_uuid, identity.name))
-    return any(fmt.decode_entry(value).path == path for _, value in versions)
+def _may_be_retained(catalog: Catalog, identity: Identity, path: bytes) -> bool:
+    """Whether a retained version of the object names this file, or cannot be read."""
+    for _, value in catalog.scan(fmt.retained_prefix(identity.bucket_uuid, identity.name)):
+        try:
+            if fmt.decode_entry(value).path == path:
+                return True
+        except StoreFormatError:
+            return True
+    return False

@@ -248,6 +248,27 @@ def test_an_entry_that_cannot_be_understood_is_reported_and_dropped_on_demand(ro
     assert_sound(root)
 
 
+def test_a_retained_entry_that_cannot_be_understood_hides_nothing_else(root: Path) -> None:
+    with Store.open([root]) as store:
+        store.snapshots.create(BUCKET, "kept")
+        put(store, "1", b"new")
+        drive = drive_of(store)
+        [(key, value)] = drive.catalog.scan(fmt.RETAINED_PREFIX)
+        retained = root / "objects" / os.fsdecode(fmt.decode_entry(value).path)
+        batch = WriteBatch(raw_mode=True)
+        batch.put(key, b"damaged")
+        drive.catalog.write(batch, sync=True)
+        orphan = root / "objects" / os.fsdecode(fmt.file_path(store.bucket(BUCKET).uuid_bytes, "none", 1 << 40))
+    orphan.parent.mkdir(parents=True, exist_ok=True)
+    orphan.write_bytes(b"")
+    assert kinds(check([root])) == ["bad-entry", "orphan"]
+    assert [finding.kind for finding in repair([root]).errors] == ["bad-entry"]
+    assert retained.exists() and not orphan.exists()
+    assert repair([root], drop_damaged=True).healthy
+    assert not retained.exists()
+    assert_sound(root)
+
+
 @pytest.mark.parametrize("how", ["lost", "of another object"])
 def test_a_file_that_does_not_say_what_it_is_is_labelled_anew(root: Path, how: str) -> None:
     with Store.open([root]) as store:
