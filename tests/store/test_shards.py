@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader import EmbeddedOptions, Entry, connect
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, CorruptObject, MemberNotFound
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -296,6 +297,21 @@ def test_archives_that_nobody_reads_give_their_decompressed_copies_back(tmp_path
         for at in (0, 1, 2, 3, 0, 1):
             assert member(store, f"{at}.tar.zst", "m") == b"%d" % at
         assert b"".join(reading) == bytes(17 << 20)
+
+
+def test_a_batch_of_more_archives_than_there_is_room_for_copies_of_is_read(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packer = zstandard.ZstdCompressor(level=1)
+    options = EmbeddedOptions(shard_copy_bytes=40 << 20)  # two copies
+    with connect(tmp_path / "store", options=options) as client:
+        bucket = client.create_bucket("b")
+        for at in range(4):
+            members = {"zeros": bytes(17 << 20), "m": b"%d" % at}
+            bucket.put(f"{at}.tar.zst", packer.compress(packed_tar(members)))
+        wanted = [Entry("b", f"{at}.tar.zst", member="m") for at in (3, 0, 1, 2, 3)]
+        wanted += [Entry("b", f"{at}.tar.zst", member="zeros", start=16 << 20, length=5) for at in range(4)]
+        found = [bytes(item.data) for item in bucket.get_batch(wanted)]
+        assert found == [b"3", b"0", b"1", b"2", b"3", *[bytes(5)] * 4]
 
 
 @pytest.mark.slow

@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
+from ais_loader.errors import (
+    ArchiveError,
+    ArchiveIndexError,
+    ArchiveIndexStale,
+    CopiesBusy,
+    CorruptObject,
+    LoaderError,
+)
 from ais_loader.wire.closing import closing_fd
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.index import MemberIndex
@@ -241,6 +248,8 @@ class OpenArchives:
                 if isinstance(named, ArchiveError | CorruptObject):
                     self._refuse(entry.path, named)
                 raise named from error
+            if shard.archive.needs_copy:
+                return shard  # not kept: there may be room for a copy the next time
             with self._lock:
                 self._open[entry.path] = shard
                 while len(self._open) > self._open_shards:
@@ -298,9 +307,12 @@ class OpenArchives:
                 return OpenShard(archive, fd, open_checked)
             with contextlib.ExitStack() as held:
                 content_bytes = archive.index.content_bytes
-                copy = held.enter_context(
-                    self._unpacked().get(entry.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
-                )
+                try:
+                    copy = held.enter_context(
+                        self._unpacked().get(entry.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
+                    )
+                except CopiesBusy:  # slower, because each member is unpacked with what precedes it
+                    return OpenShard(archive, fd, open_checked)
                 archive = archive.on_copy(copy)
                 held.callback(os.close, fd)
                 return OpenShard(archive, copy.fd, open_checked, copy=held.pop_all())

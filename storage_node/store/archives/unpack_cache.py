@@ -1,8 +1,10 @@
 """Unpack cache: decompressed copies of shards without random access, in temporary files within a budget.
 
 The first reader creates a copy, while other readers wait for it. The least recently used copies are evicted when space
-is needed. Files are unlinked right after they are created, so a process that dies leaves no used space. A crash between
-the two steps may leave an empty file, which the next start removes.
+is needed. Nobody waits for copies that are being read: a batch may hold all of them itself.
+
+Files are unlinked right after they are created, so a process that dies leaves no used space. A crash between the two
+steps may leave an empty file, which the next start removes.
 
 The budget counts the decompressed size of each copy, from before it is created until the last reader of an evicted copy
 has released it.
@@ -26,8 +28,6 @@ from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import FOLDER_MODE
 
 _SUFFIX = ".unpacking"
-_LOOK_AGAIN_S = 0.25
-"""Time after which a thread that waits for room asks again for copies to be given back."""
 
 
 class _Copy:
@@ -45,7 +45,7 @@ class UnpackCache:
     def __init__(
         self, folder: Path, budget_bytes: int, give_back: Callable[[int], None] = lambda size_bytes: None
     ) -> None:
-        """`folder` is created if necessary, and belongs to these copies. `give_back` is called, without a lock, while
+        """`folder` is created if necessary, and belongs to these copies. `give_back` is called, without a lock, if
         there is no room for a copy of this size: it releases copies that are kept for later. Raises OSError."""
         folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for left in folder.glob(f"*{_SUFFIX}"):
@@ -72,7 +72,8 @@ class UnpackCache:
 
         Raises:
             ArchiveTooLarge: it is larger than the whole budget.
-            CopiesBusy: for `timeout_s`, other copies used the whole budget, or another thread was creating the copy.
+            CopiesBusy: copies that are being read use the budget, or another thread was creating the copy for
+                `timeout_s`.
             ArchiveDamaged: `unpack` gave more or less than `size_bytes`. Errors of `unpack` are raised in all waiting
                 threads.
             DriveFull, DriveFailed: the operating system could not write it.
@@ -107,32 +108,37 @@ class UnpackCache:
                 f"a decompressed copy needs {size_bytes} bytes, the budget for all of them is {self._budget}; "
                 "store the shard in independent frames, uncompressed, or raise the budget"
             )
-        while True:
-            with self._changed:
-                if self._closed:
-                    raise Closed("the store is closed, and its decompressed copies with it")
-                copy = self._copies.get(key)
-                if copy is not None:
-                    copy.readers += 1
-                    self._copies.move_to_end(key)
-                    try:
-                        self._await(copy, deadline)
-                    except BaseException:
-                        copy.readers -= 1
-                        self._release(copy)
-                        raise
-                    return copy, False
-                if self._room_for(size_bytes):
-                    copy = self._copies[key] = _Copy(size_bytes)
-                    self._used += size_bytes
-                    return copy, True
-            self._give_back(size_bytes)
-            with self._changed:
-                if not self._room_for(size_bytes) and not self._wait_until(deadline):
-                    raise CopiesBusy(
-                        f"no room for a decompressed copy of {size_bytes} bytes: others hold {self._used} of "
-                        f"{self._budget} bytes; try again, or raise the budget"
-                    )
+        if (entered := self._entered(key, size_bytes, deadline)) is not None:
+            return entered
+        self._give_back(size_bytes)
+        if (entered := self._entered(key, size_bytes, deadline)) is not None:
+            return entered
+        raise CopiesBusy(
+            f"no room for a decompressed copy of {size_bytes} bytes: others hold {self._used} of {self._budget} bytes; "
+            "try again, or raise the budget"
+        )
+
+    def _entered(self, key: Hashable, size_bytes: int, deadline: float) -> tuple[_Copy, bool] | None:
+        """Return a copy, and whether the caller has to make it; None if there is no room for it."""
+        with self._changed:
+            if self._closed:
+                raise Closed("the store is closed, and its decompressed copies with it")
+            copy = self._copies.get(key)
+            if copy is not None:
+                copy.readers += 1
+                self._copies.move_to_end(key)
+                try:
+                    self._await(copy, deadline)
+                except BaseException:
+                    copy.readers -= 1
+                    self._release(copy)
+                    raise
+                return copy, False
+            if not self._room_for(size_bytes):
+                return None
+            copy = self._copies[key] = _Copy(size_bytes)
+            self._used += size_bytes
+            return copy, True
 
     def _await(self, copy: _Copy, deadline: float) -> None:
         while not copy.ready:
@@ -140,13 +146,9 @@ class UnpackCache:
                 # Each waiter raises an error of its own: the traceback of one object raised in several threads keeps
                 # growing.
                 raise type(copy.error)(*copy.error.args)
-            if not self._wait_until(deadline):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
                 raise CopiesBusy("another request is still making the decompressed copy; try again")
-
-    def _wait_until(self, deadline: float) -> bool:
-        left = deadline - time.monotonic()
-        self._changed.wait(min(max(left, 0), _LOOK_AGAIN_S))
-        return left > 0
 
     def _make(self, key: Hashable, copy: _Copy, unpack: Callable[[], Iterable[bytes]]) -> None:
         fd = -1

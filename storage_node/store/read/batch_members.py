@@ -71,7 +71,7 @@ class MemberPart:
 def find_member(drive: Drive, entry: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:
     """Find a member, or a range of it; `length` -1: to the end. Builds the shard's index if there is none.
 
-    Raises FileNotFoundError if the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError, CopiesBusy.
+    Raises FileNotFoundError if the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError.
     """
     shard = drive.shards.open(entry, name)
     try:
