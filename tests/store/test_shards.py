@@ -314,6 +314,18 @@ def test_a_batch_of_more_archives_than_there_is_room_for_copies_of_is_read(tmp_p
         assert found == [b"3", b"0", b"1", b"2", b"3", *[bytes(5)] * 4]
 
 
+def test_members_are_read_from_a_drive_that_takes_no_copies(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    members = {"zeros": bytes(17 << 20), "m": b"member"}
+    root = tmp_path / "drive"
+    with store_at(root) as store:
+        put(store, "s.tar.zst", zstandard.ZstdCompressor(level=1).compress(packed_tar(members)))
+    shutil.rmtree(root / shards.FOLDER_NAME)
+    (root / shards.FOLDER_NAME).touch()  # as on a drive that is mounted for reading only, no folder can be made there
+    with Store.open([root], mode="r") as reader:
+        assert member(reader, "s.tar.zst", "m") == b"member"
+
+
 @pytest.mark.slow
 @table("name", ["s.tar.zst", "s.tar.gz", "s.tar"])
 def test_a_shard_that_was_damaged_never_gives_other_bytes_with_its_index_or_without(tmp_path: Path, name: str) -> None:

@@ -12,9 +12,11 @@ import pytest
 from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.files import staged_file
+from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
+from tests.tar_kit import packed_tar
 
 MIB = 1 << 20
 
@@ -196,3 +198,16 @@ def test_an_object_that_never_ends_leaves_room_for_others(tmp_path: Path, monkey
                 put(store, f"{number}", bytes([number]) * MIB)
             endless.abort()
             assert contents(store) == {f"{number}": bytes([number]) * MIB for number in range(3)}
+
+
+def test_members_are_read_from_a_full_drive_without_taking_its_last_bytes(small: SmallDrive) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    members = {"zeros": bytes(17 << 20), "m": b"member"}  # so long a stretch is read through a decompressed copy
+    with store_at(small.root) as store:
+        put(store, "s.tar.zst", zstandard.ZstdCompressor(level=1).compress(packed_tar(members)))
+        small.leave(8 * MIB)
+        assert b"".join(open_member(store, BUCKET, "s.tar.zst", "m")) == b"member"
+        copies = drive_of(store).shards._copies
+        assert copies is not None and copies.used_bytes == 0, "what is left is for the catalog"
+        small.leave(0)
+        assert b"".join(open_member(store, BUCKET, "s.tar.zst", "m")) == b"member"

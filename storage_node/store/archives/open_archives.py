@@ -28,7 +28,10 @@ from ais_loader.errors import (
     ArchiveIndexStale,
     CopiesBusy,
     CorruptObject,
+    DriveFailed,
+    DriveFull,
     LoaderError,
+    StoreReadOnly,
 )
 from ais_loader.wire.closing import closing_fd
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
@@ -311,7 +314,8 @@ class OpenArchives:
                     copy = held.enter_context(
                         self._unpacked().get(entry.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
                     )
-                except CopiesBusy:  # slower, because each member is unpacked with what precedes it
+                except (CopiesBusy, DriveFull, DriveFailed, StoreReadOnly, OSError):
+                    # Slower, because each member is unpacked with what precedes it.
                     return OpenShard(archive, fd, open_checked)
                 archive = archive.on_copy(copy)
                 held.callback(os.close, fd)

@@ -25,6 +25,7 @@ from pathlib import Path
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy
 from storage_node.store.archives.source import FdSource
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.files.staged_file import require_space
 from storage_node.store.permissions import FOLDER_MODE
 
 _SUFFIX = ".unpacking"
@@ -76,7 +77,8 @@ class UnpackCache:
                 `timeout_s`.
             ArchiveDamaged: `unpack` gave more or less than `size_bytes`. Errors of `unpack` are raised in all waiting
                 threads.
-            DriveFull, DriveFailed: the operating system could not write it.
+            DriveFull, DriveFailed, StoreReadOnly: it could not be written, or would take what a drive keeps free.
+            OSError: the folder cannot be created, or the shard not be read.
             Closed: after `close`.
         """
         copy, is_maker = self._enter(key, size_bytes, time.monotonic() + timeout_s)
@@ -190,6 +192,7 @@ class UnpackCache:
         view = memoryview(piece)
         try:
             while view:
+                require_space(fd, len(view))
                 view = view[os.write(fd, view) :]
         except OSError as error:
             raise drive_error(error, self._folder, "writing a decompressed copy") from error
