@@ -156,10 +156,11 @@ def wipe_node(node: NodeDrives) -> NodeDrives:
     node_file.write(node.folder, node_file.NodeFile(node.uuid, file.endpoint if file is not None else "", removed=True))
     for drive in node.drives:
         for entry in drive.iterdir():
-            # Keep the folder itself: a disk may be mounted there.
+            # Keep the folder itself: a disk may be mounted there. The new node replaces the identities, by which a
+            # repeated call finds the drives.
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            else:
+            elif entry.name != identities.FILE_NAME:
                 entry.unlink()
     created = make_node(node.drives)
     (node.folder / node_file.FILE_NAME).unlink(missing_ok=True)

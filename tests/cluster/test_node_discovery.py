@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import socket
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from ais_loader.errors import StoreFormatError
 from storage_node.ops import node_file
-from storage_node.ops.node_discovery import find_nodes, group_drives, make_nodes, plan_new_nodes
+from storage_node.ops.node_discovery import find_nodes, group_drives, make_nodes, plan_new_nodes, wipe_node
 from storage_node.ops.node_file import NodeFile, free_port, is_free, usable_ports
 from storage_node.store.drive.identity import DriveIdentity
 from tests.table import table
@@ -124,3 +125,48 @@ def test_a_port_that_is_listened_on_is_not_given_out() -> None:
         assert port > taken + 1
         with pytest.raises(OSError, match="no port"):
             free_port("127.0.0.1", among=[taken])
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_emptying_a_node_may_be_killed_at_any_step_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_tree, unlink = shutil.rmtree, Path.unlink
+    done = die_at = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if done == die_at:
+            raise Killed
+
+    def rmtree_or_die(path: Path) -> None:
+        step()
+        remove_tree(path)
+
+    def unlink_or_die(path: Path, missing_ok: bool = False) -> None:
+        step()
+        unlink(path, missing_ok)
+
+    for die_at in itertools.count(1):
+        root, done = tmp_path / f"{die_at}", 0
+        (node,) = make_nodes(root, 1, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", rmtree_or_die)
+            patched.setattr(Path, "unlink", unlink_or_die)
+            try:
+                made = wipe_node(node)
+            except Killed:
+                pass
+            else:
+                break
+        found = find_nodes(root)
+        if found.removed:  # otherwise only the old node's file was left
+            assert found.nodes == () and [one.uuid for one in found.removed] == [node.uuid]
+            wipe_node(found.removed[0])
+        (made,) = find_nodes(root).nodes
+        assert made.drives == node.drives and made.uuid != node.uuid
+    assert made.drives == node.drives and die_at > 8
