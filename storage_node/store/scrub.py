@@ -69,8 +69,10 @@ class DriveScrub:
             return ScrubProgress(time.time())  # harmless: the next pass begins a whole period from now
 
     def is_due(self, interval_s: float) -> bool:
-        """Whether a pass is in progress, or the last one began at least `interval_s` ago; 0: never."""
-        return self.progress.is_under_way or (interval_s > 0 and time.time() - self.progress.began_s >= interval_s)
+        """Whether a pass is in progress, or the last one began at least `interval_s` ago, or in the future by a clock
+        that was ahead; 0: never."""
+        is_recent = 0 <= time.time() - self.progress.began_s < interval_s
+        return self.progress.is_under_way or (interval_s > 0 and not is_recent)
 
     def step(self, most_bytes: int) -> int:
         """Read about `most_bytes` bytes of objects. Returns how many were read. A pass ends when it reaches the end of

@@ -97,6 +97,18 @@ def test_a_scrub_goes_on_where_it_was_when_the_store_is_opened_again(
         assert found.finished_s > found.began_s > time.time() - 60 and not found.after
 
 
+def test_a_scrub_that_began_while_the_clock_was_ahead_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store_at(tmp_path / "drive") as store:
+        scrub = DriveScrub(drive_of(filled(store)), store.damaged)
+        with monkeypatch.context() as ahead:
+            ahead.setattr(scrubs.time, "time", lambda: 4e9)
+            whole_pass(scrub)
+            assert not scrub.is_due(3600)
+        assert scrub.is_due(3600)
+        whole_pass(scrub)
+        assert not scrub.is_due(3600)
+
+
 def test_what_is_replaced_while_it_is_read_is_no_damage(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         filled(store)
