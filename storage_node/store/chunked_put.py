@@ -17,6 +17,7 @@ from ais_loader.wire.object_info import info_of
 from storage_node.store.archives.source import FdSource, chunks_of
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of
+from storage_node.store.files import staged_file
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
@@ -107,6 +108,7 @@ class Spooled:
         self.checksum, self.size_bytes = crc32c(view, self.checksum), self.size_bytes + len(view)
         with self._reporting():
             while view:
+                staged_file.require_space(self._file.fileno(), len(view), self.size_bytes)
                 view = view[os.write(self._file.fileno(), view) :]
 
     @property

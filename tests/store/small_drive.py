@@ -17,7 +17,6 @@ import pytest
 
 from ais_loader.errors import DriveFull
 from storage_node.store import store_record as records
-from storage_node.store.archives import unpack_cache
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.files import staged_file
 
@@ -80,8 +79,7 @@ class InjectedDrive(SmallDrive):
 
         write_record = records.write
         monkeypatch.setattr(records, "write", write_record_if_room)
-        for module in (staged_file, unpack_cache):
-            monkeypatch.setattr(module, "require_space", require_space)
+        monkeypatch.setattr(staged_file, "require_space", require_space)
         monkeypatch.setattr(Catalog, "write", write_if_room)
 
     def leave(self, free_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound
+from storage_node.store.archives.archive import index_shard
+from storage_node.store.archives.index_format import ShardState
+from storage_node.store.chunked_put import spool_for
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.files import staged_file
+from storage_node.store.format import Version
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
+from tests.store.archives.archive_kit import BytesSource
 from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
 from tests.tar_kit import packed_tar
@@ -211,3 +217,22 @@ def test_members_are_read_from_a_full_drive_without_taking_its_last_bytes(small:
         assert copies is not None and copies.used_bytes == 0, "what is left is for the catalog"
         small.leave(0)
         assert b"".join(open_member(store, BUCKET, "s.tar.zst", "m")) == b"member"
+
+
+def test_what_is_kept_until_it_is_stored_leaves_the_last_bytes_of_a_drive(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        small.leave(8 * MIB)
+        with contextlib.closing(spool_for(store, "s.tar")) as spool:
+            with pytest.raises(DriveFull, match="no space left while keeping an archive"):
+                for _ in range(16):
+                    spool.write(bytes(MIB))
+            assert spool.size_bytes == MIB
+
+
+def test_an_index_leaves_the_last_bytes_of_a_drive(small: SmallDrive) -> None:
+    with store_at(small.root) as store:
+        small.leave(8 * MIB)
+        index = index_shard(BytesSource(packed_tar({"m": b"member"})), "s.tar")
+        with pytest.raises(OSError, match="No space left"):
+            index.save(small.root / "s.index", ShardState(Version(1, 1), 1, 1))
+        assert not list(small.root.glob("*.index*")) and contents(store) == {}

@@ -40,6 +40,7 @@ from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import STORED, Member, require_readable
 from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
+from storage_node.store.files import staged_file
 from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
@@ -107,6 +108,7 @@ class MemberIndex:
         partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             with open(partial, "xb", opener=private) as file:
+                staged_file.require_space(file.fileno(), self.file_bytes)
                 file.write(encode_head(self._head._replace(shard=shard)))
                 file.write(self._data)
                 if sync:

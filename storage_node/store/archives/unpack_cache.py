@@ -24,8 +24,8 @@ from pathlib import Path
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy
 from storage_node.store.archives.source import FdSource
+from storage_node.store.files import staged_file
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.files.staged_file import require_space
 from storage_node.store.permissions import FOLDER_MODE
 
 _SUFFIX = ".unpacking"
@@ -192,7 +192,7 @@ class UnpackCache:
         view = memoryview(piece)
         try:
             while view:
-                require_space(fd, len(view))
+                staged_file.require_space(fd, len(view))
                 view = view[os.write(fd, view) :]
         except OSError as error:
             raise drive_error(error, self._folder, "writing a decompressed copy") from error
