@@ -370,10 +370,10 @@ class Identity(NamedTuple):
     """None if it did not fit: a rebuilt catalog lacks it, and reports that."""
 
 
-def encode_identity(identity: Identity) -> bytes:
-    """Encode an identity in at most MAX_XATTR_BYTES. Metadata that does not fit is omitted, which is recorded."""
-    raw_metadata = None if identity.metadata is None else encode_metadata(identity.metadata)
-    return identity_of(*identity[:7], raw_metadata)
+def identity_of_entry(bucket_uuid: bytes, name: str, entry: CatalogEntry) -> bytes:
+    """Encode the identity of an object's file, as `identity_of` does."""
+    content = entry.generation, entry.size_bytes, entry.checksum, entry.modified_ns
+    return identity_of(bucket_uuid, name, entry.version, *content, entry.raw_metadata)
 
 
 def identity_of(
@@ -384,18 +384,19 @@ def identity_of(
     size_bytes: int,
     checksum: int,
     modified_ns: int,
-    raw_metadata: bytes | None,
+    raw_metadata: bytes,
 ) -> bytes:
-    """Encode an identity from the fields that a commit has for every object."""
+    """Encode an identity in at most MAX_XATTR_BYTES, from the fields that a commit has for every object. Metadata that
+    does not fit is omitted, which is recorded."""
     raw_name = name.encode()
-    fits = raw_metadata is not None and _IDENTITY.size + len(raw_name) + len(raw_metadata) <= MAX_XATTR_BYTES
+    fits = _IDENTITY.size + len(raw_name) + len(raw_metadata) <= MAX_XATTR_BYTES
     content = generation, size_bytes, checksum, modified_ns
     head = _IDENTITY.pack(FORMAT_VERSION, bucket_uuid, *version, *content, len(raw_name), fits)
-    return head + raw_name + raw_metadata if fits and raw_metadata else head + raw_name
+    return head + raw_name + raw_metadata if fits else head + raw_name
 
 
 def decode_identity(value: bytes) -> Identity:
-    """Decode an identity. Raises StoreFormatError for anything that encode_identity did not write."""
+    """Decode an identity. Raises StoreFormatError for anything that `identity_of` did not write."""
     try:
         format_version, bucket_uuid, epoch, counter, node, *fields = _IDENTITY.unpack_from(value)
         generation, size, checksum, modified, name_bytes, complete = fields

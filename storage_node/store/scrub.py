@@ -23,7 +23,7 @@ from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.error_counters import is_passing
-from storage_node.store.files.object_files import drive_error
+from storage_node.store.files.object_files import drive_error, read_fully
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.permissions import private
 
@@ -174,7 +174,7 @@ def compare_copy(drive: Drive, entry: CatalogEntry) -> Iterator[int]:
     with closing_fd(drive.files.open(entry.path)) as fd:
         for at, checksum in enumerate(stored):
             wanted = min(BLOCK_BYTES, entry.size_bytes - at * BLOCK_BYTES)
-            block = _pread(fd, wanted, entry.offset + at * BLOCK_BYTES)
+            block = read_fully(fd, wanted, entry.offset + at * BLOCK_BYTES)
             if len(block) != wanted or crc32c(block) != checksum:
                 raise CorruptObject(f"{drive.root}: the bytes do not match the stored checksum")
             whole = crc32c(block, whole)
@@ -195,11 +195,3 @@ def is_whole(drive: Drive, entry: CatalogEntry) -> bool:
     except CorruptObject:
         return False
     return True
-
-
-def _pread(fd: int, size: int, offset: int) -> bytes:
-    parts: list[bytes] = []
-    while size and (part := os.pread(fd, size, offset)):
-        parts.append(part)
-        offset, size = offset + len(part), size - len(part)
-    return b"".join(parts)

@@ -228,7 +228,7 @@ def test_an_identity_comes_back_or_says_that_its_metadata_did_not_fit(
     identity = fmt.Identity(bucket, name, version, generation, size, checksum, modified, metadata)
     if len(name.encode()) > 1024:
         return
-    raw = fmt.encode_identity(identity)
+    raw = fmt.identity_of(*identity[:7], fmt.encode_metadata(metadata))
     assert len(raw) <= fmt.MAX_XATTR_BYTES
     found = fmt.decode_identity(raw)
     assert (found.bucket_uuid, found.name, found.version) == (bucket, name, identity.version)

@@ -42,6 +42,7 @@ from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
 from storage_node.store.files import staged_file
 from storage_node.store.files.growing_file import sync_folder
+from storage_node.store.files.object_files import read_fully
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
 
@@ -137,7 +138,7 @@ class MemberIndex:
                 size = os.fstat(file.fileno()).st_size
                 if size < HEADER_BYTES:
                     raise ArchiveIndexError(f"a member index cannot have {size} bytes")
-                data = _read(file.fileno(), size) if size <= READ_BYTES else _mapped(file.fileno(), size)
+                data = read_fully(file.fileno(), size) if size <= READ_BYTES else _mapped(file.fileno(), size)
             head = decode_head(data[:HEADER_BYTES])
             if head.shard != shard:
                 raise ArchiveIndexStale(
@@ -313,15 +314,6 @@ class MemberIndex:
             body.packed.item(row),
             body.methods.item(row),
         )
-
-
-def _read(fd: int, size_bytes: int) -> bytes:
-    """Read `size_bytes`, or fewer if the file ends earlier. Raises OSError."""
-    parts, at = [], 0
-    while at < size_bytes and (part := os.pread(fd, size_bytes - at, at)):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
 
 
 def _mapped(fd: int, size_bytes: int) -> mmap.mmap:

@@ -132,10 +132,8 @@ class UploadJournal:
         """
         if not entry.has_file or is_slot(entry.path):
             return
-        content = entry.size_bytes, entry.checksum, entry.modified_ns
-        identity = fmt.identity_of(bucket_uuid, name, entry.version, entry.generation, *content, entry.raw_metadata)
         with contextlib.suppress(OSError, LoaderError):
-            self._files.own(entry.path, identity)
+            self._files.own(entry.path, fmt.identity_of_entry(bucket_uuid, name, entry))
 
     def _entry(self, key: bytes) -> CatalogEntry | None:
         value = self._catalog.get(key)

@@ -113,6 +113,14 @@ def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderEr
     return DriveFailed(f"{drive}: {doing}: {error.strerror or error} (errno {error.errno})")
 
 
+def read_fully(fd: int, size_bytes: int, offset: int = 0) -> bytes:
+    """Read this many bytes of a file, or fewer if it ends earlier. Raises OSError."""
+    data = os.pread(fd, size_bytes, offset)
+    while len(data) < size_bytes and (more := os.pread(fd, size_bytes - len(data), offset + len(data))):
+        data += more
+    return data
+
+
 class Unlinked(NamedTuple):
     """Result of `RawFiles.unlink_many`."""
 

@@ -1,5 +1,5 @@
 """Checks and repairs of a store, as `ais-loader doctor` runs them.
 
-In reading order: `fsck` (check, repair), `scan` (one drive's catalog against its files), `adopt` (single repairs),
-`rebuild` (a catalog from files), `report`.
+In reading order: `fsck` (check, repair), `scan` (one drive's catalog against its files), `rebuild` (a catalog from
+files), `report`.
 """

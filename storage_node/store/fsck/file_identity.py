@@ -9,7 +9,7 @@ from ais_loader.errors import StoreFormatError
 from ais_loader.wire.closing import closing_fd
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
-from storage_node.store.files.object_files import RawFiles
+from storage_node.store.files.object_files import RawFiles, read_fully
 from storage_node.store.files.segment_format import is_slot
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Identity
 
@@ -75,7 +75,7 @@ def read_checksums(files: RawFiles, entry: CatalogEntry) -> tuple[int, int, list
             return size, 0, []
         for offset in range(0, entry.size_bytes, BLOCK_BYTES):
             wanted = min(BLOCK_BYTES, entry.size_bytes - offset)
-            block = _pread(fd, wanted, entry.offset + offset)
+            block = read_fully(fd, wanted, entry.offset + offset)
             if len(block) < wanted:
                 return offset + len(block), 0, []  # truncated meanwhile
             blocks.append(crc32c(block))
@@ -83,23 +83,28 @@ def read_checksums(files: RawFiles, entry: CatalogEntry) -> tuple[int, int, list
     return size, whole, blocks if entry.size_bytes > BLOCK_BYTES else []
 
 
-def compare(files: RawFiles, entry: CatalogEntry, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
-    """Verify an object's bytes. Returns the kind and message of a finding, or None, and the checksums of its blocks.
-
-    Without `verify` small objects are not read: only their size is compared.
-    """
+def compare(files: RawFiles, entry: CatalogEntry, *, read: bool) -> tuple[tuple[str, str] | None, list[int]]:
+    """Compare an object's file with its entry. Returns the kind and message of a finding, or None, and the checksums of
+    its blocks. What is not `read` has only its size compared, and no checksums."""
     try:
-        if verify or entry.size_bytes > BLOCK_BYTES:
+        if read:
             size, whole, blocks = read_checksums(files, entry)
         else:
             size, whole, blocks = stored_bytes(files, entry), entry.checksum, []
     except OSError as error:
-        return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
+        return unreadable(error), []
     if size != entry.size_bytes:
         return ("wrong-size", f"the file has {size:,} bytes, the object {entry.size_bytes:,}"), []
     if whole != entry.checksum:
         return ("corrupt", "the bytes do not match the checksum"), []
     return None, blocks
+
+
+def unreadable(error: OSError) -> tuple[str, str]:
+    """Return the kind and message of the finding for a file that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return "missing-file", "the file is gone"
+    return "unreadable", f"{error.strerror} (errno {error.errno})"
 
 
 def stored_bytes(files: RawFiles, entry: CatalogEntry) -> int:
@@ -114,10 +119,3 @@ def _bytes_in(fd: int, entry: CatalogEntry) -> int:
     file_bytes = os.fstat(fd).st_size
     # In a segment, other objects follow.
     return max(0, min(file_bytes - entry.offset, entry.size_bytes)) if entry.offset else file_bytes
-
-
-def _pread(fd: int, size: int, offset: int) -> bytes:
-    data = os.pread(fd, size, offset)
-    while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
-        data += more
-    return data

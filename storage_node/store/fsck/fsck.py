@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ais_loader.errors import LoaderError, StoreFormatError, StoreNotFound
 from storage_node.store import format as fmt
@@ -21,8 +20,8 @@ from storage_node.store.drive.catalog import held_by_this_process
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locking import lock_holder
-from storage_node.store.format import CatalogEntry, Identity
-from storage_node.store.fsck.file_identity import keeps_identity, object_key, read_checksums, record_of
+from storage_node.store.format import CatalogEntry
+from storage_node.store.fsck.file_identity import keeps_identity, read_checksums, record_of
 from storage_node.store.fsck.rebuild import rebuild
 from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report
 from storage_node.store.fsck.scan import Scan, Suspect
@@ -68,7 +67,7 @@ def check(
         message = f"open for writing by {holders}: the figures are those of passing moments"
         findings.append(Finding("in-motion", "", message))
     store_uuid = record.store_uuid if record is not None else next((i.store_uuid for i in known.values()), "")
-    return _report("check", store_uuid, drives, findings, checksums=checksums, in_motion=in_motion)
+    return Report("check", store_uuid, tuple(drives), tuple(findings), checksums, in_motion)
 
 
 def repair(
@@ -113,7 +112,7 @@ def repair(
             findings.extend(found)
         if any(finding.kind == "misplaced" and finding.repaired for finding in findings):
             _move(store, findings)
-        return _report("repair", store.store_uuid, drives, findings, checksums=checksums, in_motion=False)
+        return Report("repair", store.store_uuid, tuple(drives), tuple(findings), checksums, False)
 
 
 def compact(paths: Sequence[str | os.PathLike[str]], *, progress: Progress | None = None) -> Report:
@@ -152,18 +151,6 @@ def _used_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     if not any(root.is_dir() and any(root.iterdir()) for root in roots):
         raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
     return roots
-
-
-def _report(
-    action: Literal["check", "repair"],
-    store_uuid: str,
-    drives: Sequence[DriveSummary],
-    findings: Sequence[Finding],
-    *,
-    checksums: bool,
-    in_motion: bool,
-) -> Report:
-    return Report(action, store_uuid, tuple(drives), tuple(findings), checksums, in_motion)
 
 
 # -- identities and records
@@ -330,7 +317,8 @@ class _Remedies:
     def _recoverable(self, suspect: Suspect) -> str | None:
         identity = suspect.identity
         assert identity is not None
-        if not adopt_file(self.drive, identity, suspect.file):
+        entry = record_of(self.drive.files, identity, suspect.file)
+        if not restore_entry(self.drive, suspect.key, entry):
             return None
         if not self.store.record.current.knows_bucket(identity.bucket_uuid):
             self.store.record.change(lambda record: record.with_recovered_bucket(identity.bucket_uuid))
@@ -338,7 +326,7 @@ class _Remedies:
 
     def _missing_blocks(self, suspect: Suspect) -> str | None:
         assert suspect.record is not None
-        return "computed from intact bytes" if restore_blocks(self.drive, suspect.key, suspect.record) else None
+        return "computed from intact bytes" if restore_entry(self.drive, suspect.key, suspect.record) else None
 
     def _file_identity(self, suspect: Suspect) -> str | None:
         assert suspect.record is not None
@@ -409,21 +397,9 @@ def _all(exam: Scan) -> Iterator[Suspect]:
     yield from list(exam.counts())
 
 
-def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
-    """Add a file to the catalog, in place of an older version; False if its bytes do not match its identity.
-
-    Raises OSError, LoaderError.
-    """
-    entry = record_of(drive.files, identity, path)
-    size, whole, blocks = read_checksums(drive.files, entry)
-    if (size, whole) != (entry.size_bytes, entry.checksum):
-        return False
-    drive.changes.replace_entry(object_key(identity), entry, blocks)
-    return True
-
-
-def restore_blocks(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
-    """Recompute the block checksums of an object; False if the whole does not match its checksum."""
+def restore_entry(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
+    """Write an entry, in place of an older version if there is one, and the checksums of its blocks; False if its bytes
+    do not match its checksum. Raises OSError, LoaderError."""
     size, whole, blocks = read_checksums(drive.files, entry)
     if (size, whole) != (entry.size_bytes, entry.checksum):
         return False
@@ -438,7 +414,8 @@ def restore_identity(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
     OSError, LoaderError.
     """
     ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
-    is_written = drive.files.own(entry.path, fmt.encode_identity(_identity_of(key, entry)))
+    of = fmt.bucket_of_key(key), fmt.name_of_key(fmt.object_key_of(key))
+    is_written = drive.files.own(entry.path, fmt.identity_of_entry(*of, entry))
     if not is_written and entry.offset:
         moved = _own_file(drive, key, entry)
         is_written, entry = moved is not None, moved or entry
@@ -450,15 +427,15 @@ def restore_identity(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
 def _own_file(drive: Drive, key: bytes, entry: CatalogEntry) -> CatalogEntry | None:
     """Copy an object out of its segment. Returns its new entry, or None if its bytes do not match their checksum."""
     generation = drive.generations.take()
-    name = fmt.name_of_key(fmt.object_key_of(key))
-    own = entry._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))
+    of = fmt.bucket_of_key(key), fmt.name_of_key(fmt.object_key_of(key))
+    own = entry._replace(offset=0, path=fmt.file_path(*of, generation))
     staged = drive.stage()
     try:
         for part in drive.files.read(entry):
             staged.write(part)
         if (staged.size_bytes, staged.checksum) != (entry.size_bytes, entry.checksum):
             return None
-        drive.files.set_identity(staged.fd, fmt.encode_identity(_identity_of(key, own)))
+        drive.files.set_identity(staged.fd, fmt.identity_of_entry(*of, own))
         staged.sync()
         drive.files.make_lasting_folders([own.path])
         drive.files.publish(staged, own.path)
@@ -467,16 +444,3 @@ def _own_file(drive: Drive, key: bytes, entry: CatalogEntry) -> CatalogEntry | N
         staged.discard()
     drive.changes.replace_entry(key, own)
     return own
-
-
-def _identity_of(key: bytes, entry: CatalogEntry) -> Identity:
-    return Identity(
-        fmt.bucket_of_key(key),
-        fmt.name_of_key(fmt.object_key_of(key)),
-        entry.version,
-        entry.generation,
-        entry.size_bytes,
-        entry.checksum,
-        entry.modified_ns,
-        entry.metadata,
-    )

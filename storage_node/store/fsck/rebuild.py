@@ -33,7 +33,7 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.files.growing_file import sync_folder
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of, is_segment
-from storage_node.store.format import Version
+from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import file_identity as evidence
 from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report
 from storage_node.store.fsck.scan import damaged_copy, shown
@@ -343,7 +343,7 @@ class _Rebuild:
             if not record.has_file:
                 continue
             self._advance(root, "verifying objects", seen.objects)
-            problem, blocks = evidence.compare(files, record, verify=self._verify)
+            problem, blocks = evidence.compare(files, record, read=self._verify or record.size_bytes > BLOCK_BYTES)
             if problem is not None:
                 self._find(problem[0], root, problem[1], record.path, key)
             elif blocks:

@@ -23,11 +23,11 @@ from storage_node.store.drive.ended_versions import NamedFiles, is_object_path, 
 from storage_node.store.files.segment_format import file_of, is_segment, is_slot
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Identity, Version
 from storage_node.store.fsck.file_identity import (
+    compare,
     keeps_identity,
     object_key,
-    read_checksums,
     read_identity,
-    stored_bytes,
+    unreadable,
 )
 from storage_node.store.fsck.report import PROGRESS_EVERY, Finding, Progress
 from storage_node.store.pool.drive_set import DrivePlacement
@@ -181,28 +181,16 @@ class Scan:
         return self._examine_file(key, entry) if entry.has_file else None
 
     def _examine_file(self, key: bytes, entry: CatalogEntry) -> Suspect | None:
-        try:
-            if self._checksums:
-                size, whole, computed = read_checksums(self._drive.files, entry)
-            else:
-                size, whole, computed = stored_bytes(self._drive.files, entry), 0, []
-            if size != entry.size_bytes:
-                message = f"the file has {size:,} bytes, the object {entry.size_bytes:,}"
-                return self._suspect("wrong-size", message, key=key, record=entry)
+        problem, computed = compare(self._drive.files, entry, read=self._checksums)
+        if problem is None:
             blocks = self._stored_blocks(entry)
-            if self._checksums:
-                if whole != entry.checksum or (blocks is not None and blocks != computed):
-                    return self._suspect("corrupt", "the bytes do not match the checksum", key=key, record=entry)
-                if (problem := self._identity_problem(key, entry)) is not None:
-                    return self._suspect("file-identity", problem, key=key, record=entry)
-            if blocks is None:
-                message = "the checksums of its blocks are missing: ranges cannot be verified"
-                return self._suspect("missing-blocks", message, key=key, record=entry)
-        except FileNotFoundError:
-            return self._suspect("missing-file", "the file is gone", key=key, record=entry)
-        except OSError as error:
-            return self._suspect("unreadable", f"{error.strerror} (errno {error.errno})", key=key, record=entry)
-        return None
+            if self._checksums and blocks is not None and blocks != computed:
+                problem = "corrupt", "the bytes do not match the checksum"
+            elif self._checksums:
+                problem = self._identity_problem(key, entry)
+            if problem is None and blocks is None:
+                problem = "missing-blocks", "the checksums of its blocks are missing: ranges cannot be verified"
+        return None if problem is None else self._suspect(*problem, key=key, record=entry)
 
     def _stored_blocks(self, entry: CatalogEntry) -> list[int] | None:
         if entry.size_bytes <= BLOCK_BYTES:
@@ -213,7 +201,7 @@ class Scan:
         except CorruptObject:
             return None
 
-    def _identity_problem(self, key: bytes, entry: CatalogEntry) -> str | None:
+    def _identity_problem(self, key: bytes, entry: CatalogEntry) -> tuple[str, str] | None:
         if not keeps_identity(self._drive.files):
             return None
         ended = None
@@ -221,17 +209,17 @@ class Scan:
             ended = fmt.ended_of_retained(key)
             if self._drive.catalog.get(fmt.generation_key(fmt.MARK_PREFIX, entry.generation)) is not None:
                 return None  # will be marked by the writer, or at the next start
-        found = read_identity(self._drive.files, entry.path)
-        if found is None:
-            return "the file does not say what it is: rebuilding a lost catalog would miss it"
-        if (object_key(found), found.version, found.checksum) != (
-            fmt.object_key_of(key),
-            entry.version,
-            entry.checksum,
-        ):
-            return f"the file says that it is version {found.version} of {found.name!r}"
-        if self._drive.files.ended(entry.path) != ended:
-            return "the file is wrong about whether the object has ended, and when"
+        kind, is_of = "file-identity", (fmt.object_key_of(key), entry.version, entry.checksum)
+        try:
+            found = read_identity(self._drive.files, entry.path)
+            if found is None:
+                return kind, "the file does not say what it is: rebuilding a lost catalog would miss it"
+            if (object_key(found), found.version, found.checksum) != is_of:
+                return kind, f"the file says that it is version {found.version} of {found.name!r}"
+            if self._drive.files.ended(entry.path) != ended:
+                return kind, "the file is wrong about whether the object has ended, and when"
+        except OSError as error:
+            return unreadable(error)
         return None
 
     def counts(self) -> Iterator[Suspect]:

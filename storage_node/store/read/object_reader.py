@@ -25,7 +25,7 @@ from storage_node.store.buckets import ObjectCoded
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
-from storage_node.store.files.object_files import drive_error
+from storage_node.store.files.object_files import drive_error, read_fully
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
 from storage_node.store.native import read_into
@@ -167,18 +167,14 @@ class StoredObjectReader(Iterator[bytes]):
         raise drive_error(error, self._drive.root, f"reading {self._label}") from error
 
     def _pread(self, offset: int, size: int) -> bytes:
-        parts: list[bytes] = []
-        while size:
-            try:
-                part = os.pread(self._fd, size, offset)
-            except OSError as error:
-                self._drive.faults.note(error, f"reading {self._label}")
-                raise drive_error(error, self._drive.root, f"reading {self._label}") from error
-            if not part:
-                self._raise_failure((0, FailureCode.SHORT, 0))
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            data = read_fully(self._fd, size, offset)
+        except OSError as error:
+            self._drive.faults.note(error, f"reading {self._label}")
+            raise drive_error(error, self._drive.root, f"reading {self._label}") from error
+        if len(data) < size:
+            self._raise_failure((0, FailureCode.SHORT, 0))
+        return data
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
