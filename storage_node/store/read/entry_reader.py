@@ -226,11 +226,12 @@ class EntryReader:
         if table.status[position]:
             self.close()
             return frame_of(table, at, memoryview(b""))
-        whole_size = int(table.sizes[position])
+        whole_size, begins_at = int(table.sizes[position]), table.resume_offset
         opened = self._open_large(position, span.offset)
         if opened is None:
             return frame_of(table, at, memoryview(b""))
-        if int(table.sizes[position]) != whole_size:
+        # The rest of another version must not be sent as that of the one that was begun, even if it is of that size.
+        if int(table.sizes[position]) != whole_size or (span.offset and table.resume_offset != begins_at):
             self.close()
             table.fail_replaced(position)
             return frame_of(table, at, memoryview(b""))

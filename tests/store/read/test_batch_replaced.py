@@ -178,6 +178,37 @@ def test_a_batch_that_goes_on_in_its_first_entry_keeps_a_frame_that_begins_with_
     assert came[1][1:] == ([pb.NOT_FOUND, pb.OK], OTHER)
 
 
+@pytest.mark.parametrize("part", [None, (10, 5 << 20)], ids=["whole", "range"])
+def test_the_rest_of_an_object_that_is_replaced_after_the_look_up_is_of_no_other_version(
+    tmp_path: Path, frames: Frames, part: tuple[int, int] | None
+) -> None:
+    """The new one has the same size: neither its bytes follow those of the old one, nor is it called damaged."""
+    old, new = seeded_bytes(6 << 20, seed=5), seeded_bytes(6 << 20, seed=6)
+    begun = 2 << 20
+    with store_at(tmp_path) as store:
+        put(store, "large", old)
+        put(store, "after", OTHER)
+        start, length = part or (0, len(old))
+        request = pb.BatchRequest(
+            bucket=[BUCKET],
+            name=["large", "after"],
+            start=[start, 0],
+            length=[length, -1],
+            resume_offset=begun,
+            resume_checksum=crc32c(old[start : start + begun]),
+            resume_version=str(store.head(BUCKET, "large").version),
+        )
+        reading = StoreBatch(store, request)
+        put(store, "large", new)
+        reap(store)
+        assert items(frames(reading)) == [(pb.UNAVAILABLE, b""), (pb.OK, OTHER)]
+        assert not store.damaged.found
+        again = [*frames(StoreBatch(store, request))]
+    pieces = [frame for frame in again if frame.piece is not None]
+    assert pieces[0].begins_again
+    assert b"".join(bytes(frame.payload) for frame in pieces) == new[start : start + length]
+
+
 def test_a_piece_of_an_object_that_was_replaced_names_the_version_that_it_is_of(tmp_path: Path, frames: Frames) -> None:
     with store_at(tmp_path) as store:
         put_in_segment(store, "x", OLD)
