@@ -164,6 +164,27 @@ def test_an_entry_whose_place_has_changed_is_read_at_the_new_one(own: Made, monk
     cluster.settle()
 
 
+def test_an_object_that_is_replaced_while_it_is_got_is_got_in_one_version(
+    own: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its first window has come, the rest is of a newer version, and no fragment of the old one is left."""
+    cluster, read, windows, newer = own.cluster, group_reader.GroupReader.read, list[bool](), LARGE["large"][::-1]
+
+    async def replaced(self: group_reader.GroupReader, bucket: Any, wanted: Any, **more: Any) -> Any:
+        windows.append(True)
+        if len(windows) == 1:
+            return await read(self, bucket, wanted, **more)
+        if len(windows) == 2:
+            await asyncio.to_thread(cluster.put, {"large": newer})
+        return [errors.NodeUnavailable("its fragments are gone")] * len(wanted)
+
+    monkeypatch.setattr(group_reader.GroupReader, "read", replaced)
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
+        assert client.bucket(BUCKET).get("large") == newer
+    assert len(windows) >= 2
+    cluster.settle()
+
+
 def test_an_owner_that_is_slow_to_say_where_its_entries_are_delays_no_batch(own: Made) -> None:
     assert_read(own.cluster.ask(NAMES), NAMES)
     slow = next(number for number in range(1, 6) if any(own.cluster.owners(name)[0] == number for name in NAMES))

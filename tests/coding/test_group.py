@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Iterable
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire import frame as wire
+from ais_loader.wire.frame import WIRE_U32, Frame
+from ais_loader.wire.gather.hedging import Hedging
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.coding.group import SMALL_BYTES, Manifest, Piece, Slot, lay_out
+from storage_node.cluster.coding.group_reader import GroupReader
 from storage_node.store.format import Version
 
 KIB = 1 << 10
@@ -79,3 +89,29 @@ def test_a_manifest_takes_little_beside_its_objects() -> None:
         for at in range(1600)
     )
     assert len(MANIFEST._replace(slots=slots).encode()) < 1600 * 40
+
+
+class ManifestInPieces:
+    """Sends the beginning of a manifest that is replaced, and then all of the new one."""
+
+    hedging = Hedging(0)
+
+    def __init__(self, old: bytes, new: bytes) -> None:
+        self._old, self._new = old, new
+
+    async def frames(self, request: pb.BatchRequest) -> AsyncGenerator[Frame, None]:
+        for whole, start, stop in ((self._old, 0, 40), (self._new, 0, 70), (self._new, 70, len(self._new))):
+            zero, data = np.zeros(1, np.uint8), memoryview(whole)[start:stop]
+            piece = wire.Piece(start, len(whole), "1.1.1")
+            yield Frame(zero.astype(WIRE_U32), np.array([len(data)], WIRE_U32), zero, zero, zero, data, piece)
+
+    def failing(self, bucket: str, names: Iterable[str]) -> Collection[str]:
+        return ()
+
+    def stood_still(self, bucket: str, late: Iterable[str], arrived: Iterable[str]) -> None: ...
+
+
+def test_a_manifest_that_begins_again_is_that_of_its_new_version() -> None:
+    fewer = MANIFEST._replace(slots=MANIFEST.slots[:1])
+    reader = GroupReader(ManifestInPieces(MANIFEST.encode(), fewer.encode()))
+    assert asyncio.run(reader.manifest(cluster_pb.MapBucket(name="b"), MANIFEST.group)) == fewer

@@ -263,6 +263,16 @@ def test_a_resumed_entry_of_another_version_is_taken_from_its_beginning_or_not_a
             read(node, 1)
 
 
+def test_an_object_that_begins_again_in_one_answer_is_got_in_its_new_version() -> None:
+    other = bytes(2500)
+    pieces = [piece(1, 0, WHOLE, 0, 1000), piece(1, 0, other, 0, 1000, "2"), piece(1, 0, other, 1000, 2500, "2")]
+    with (
+        ScriptedNode(always(*pieces, end(1, [other]))) as node,
+        connect(node.url) as client,
+    ):
+        assert client.bucket("b").get("x") == other
+
+
 def test_what_a_transform_has_made_anew_is_taken_from_its_beginning_and_never_mixed() -> None:
     other = bytes(2500)
     made = {"checksum_kind": np.array([pb.TRANSFORMED], np.uint8)}

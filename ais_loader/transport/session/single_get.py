@@ -159,6 +159,8 @@ class SingleGet:
                     failure = entry_error(int(frame.status[0]), fault.message, fault.kind)
                 elif request.transform and frame.checksum_kind[0] != pb.TRANSFORMED:
                     raise FrameError("an entry as it is stored")  # the ordinary path reports of which node
+                if frame.begins_again:
+                    parts.clear()
                 parts.append(frame.payload)
                 checksum = frame.checksum.item()
                 session.deadline = time.monotonic() + timeout_s

@@ -189,7 +189,7 @@ class GroupReader:
         async with aclosing(self._fetching.frames(request)) as frames:
             async for frame in frames:
                 for at, status, data in zip(frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True):
-                    parts[at] += data
+                    parts[at][:] = data if frame.begins_again else parts[at] + data
                     if status:
                         found[at] = _failure(frame, at, status, f"manifest of group {groups[at].hex()}")
                     elif frame.completes_entry:
