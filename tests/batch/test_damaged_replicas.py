@@ -256,6 +256,24 @@ def test_an_object_that_is_replaced_while_its_damaged_replica_is_read_is_read_in
         assert way in (by_file, by_download, by_stream) and "is gone" in str(error)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_version_that_one_holder_has_alone_goes_on_when_the_connection_to_it_has_broken(
+    tmp_path: Path, rank: int, ordered: bool
+) -> None:
+    """The other holder has not received it yet, and cannot go on with what has come."""
+    with LocalCluster(tmp_path, 2, copies=2, clients_linked=True, scrub_interval_s=0, repair_interval_s=600.0) as one:
+        one.put({**SMALL, "x": LARGE})
+        newer = seeded_bytes(len(LARGE), seed=9)
+        alone = one.owners("x")[rank]
+        put_newer(one, "x", alone, newer)
+        with connect(one.client_links[0].url, options=ClusterOptions(retry_s=240.0, lane="grpc")) as client:
+            bucket = client.bucket(BUCKET)
+            assert bucket.get("small-0") == SMALL["small-0"]  # it knows the map
+            one.client_links[alone].cut_after(6 * MiB)
+            assert _by_batch(bucket, "x", "direct", ordered=ordered) in (LARGE, newer)
+
+
 def test_a_stream_of_a_version_that_another_holder_has_replaced_begins_again(
     cluster: LocalCluster, bucket: Bucket
 ) -> None:

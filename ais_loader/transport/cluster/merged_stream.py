@@ -453,11 +453,12 @@ class MergedStream(FramedStream):
         """Handle entries whose holders have all been tried: start over after a pause, or let the entries fail."""
         if share.unanswered is None and self._routing.once_more(share):
             return self._assign(share)
+        begun = self._reorder.resume_of(share.positions[0]) is not None
+        if begun and len(share.positions) > 1:
+            self._try_later(replace(share, positions=share.positions[1:]), at_least_s)
+            share.positions = share.positions[:1]
         now, settled = time.monotonic(), not self._routing.is_moving
-        damaged = (
-            share.missing is not None and share.missing[0] == pb.CORRUPT
-        )  # a holder that is down may have it whole
-        if share.missing is not None and (share.unanswered is None or (settled and not damaged)):
+        if share.missing is not None and (share.unanswered is None or (settled and not share.is_open(begun=begun))):
             self._reorder.fail_each(share.positions, *share.missing)
             return
         error = share.unanswered or share.error or errors.NodeUnavailable("the map has no node for it")

@@ -74,6 +74,14 @@ class Share:
             return self.missing
         return status, faults
 
+    def is_open(self, *, begun: bool) -> bool:
+        """Whether a holder that has not answered may have what others lack: a copy that is not damaged, or the rest of
+        an entry that has `begun` to arrive in a version which they do not have yet."""
+        if self.missing is None:
+            return True
+        status, faults = self.missing
+        return status == pb.CORRUPT or (begun and not _replaced(faults))
+
     def reset_requests(self, map_version: int) -> None:
         """Forget the nodes asked so far, and their answers if the map has changed."""
         self.tried, self.awaited, self.unanswered = frozenset(), False, None
