@@ -46,7 +46,7 @@ class CallLanes:
                 if not self._idle:
                     break
                 lane = self._idle.pop()
-            if not lane.has_ended:
+            if not lane.is_readable:
                 return lane
             lane.close()
         opened = self._lanes.open(method)
@@ -97,12 +97,8 @@ class CallLane:
         self._readable.register(self._socket, select.POLLIN)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the node has ended a lane on which no call is running."""
-        return self.is_readable
-
-    @property
     def is_readable(self) -> bool:
+        """Whether the node has answered a call; without one, whether it has ended the lane."""
         return bool(self._readable.poll(0))
 
     def call(self, method: str, failed: Callable[[Exception], errors.LoaderError]) -> LaneCall:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, U32, Frame, encode_frame, encode_parts
+from ais_loader.wire.gather.frame_edit import without
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Busy
 from storage_node.batch.gather.gather import Gather
@@ -171,16 +172,6 @@ class AssembledBatch:
 
 def _until_failure(frame: Frame) -> Frame:
     """Return the frame up to and including its first failed entry."""
-    stop = int(np.flatnonzero(frame.status)[0]) + 1
-    payload = frame.payload[: int(frame.size[:stop].sum())]
-    errors = {index: frame.errors[index] for index in frame.index[:stop].tolist() if index in frame.errors}
-    return Frame(
-        frame.index[:stop],
-        frame.size[:stop],
-        frame.checksum[:stop],
-        frame.status[:stop],
-        frame.checksum_kind[:stop],
-        payload,
-        frame.piece,
-        errors,
-    )
+    kept = without(frame, np.arange(len(frame.index)) > int(np.flatnonzero(frame.status)[0]))
+    assert kept is not None
+    return kept
