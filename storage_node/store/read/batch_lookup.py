@@ -464,11 +464,12 @@ class BatchLookup:
             return request.resume_version
         return request.version[position] if request.version else ""
 
-    def _begins_again(self, gone: LoaderError) -> bool:
-        """Whether the first entry is resumed in a version that was replaced, and that the client has not requested: it
-        is sent from its beginning then, in the version that is stored."""
+    def _begins_again(self, entry: CatalogEntry, gone: LoaderError) -> bool:
+        """Whether the first entry is resumed in a version that was replaced, and the client has requested none, or the
+        tag that the stored one has as well: it is sent from its beginning then, in the version that is stored."""
         request = self._request
-        if not isinstance(gone, ObjectReplaced) or not request.resume_version or any(request.version[:1]):
+        wanted = request.version[0] if request.version else ""
+        if not isinstance(gone, ObjectReplaced) or (wanted and not has_version(entry, wanted)):
             return False
         self.table.resume_offset = 0
         return True
@@ -478,7 +479,7 @@ class BatchLookup:
         pinned = self._pinned(position)
         if pinned and not has_version(entry, pinned):
             gone = version_gone(repr(name), pinned, entry.version)
-            if position or not self._begins_again(gone):
+            if position or not self._begins_again(entry, gone):
                 return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
         if self._request.member and self._request.member[position]:
             return None  # a range is the member's
