@@ -123,7 +123,7 @@ def test_a_connection_that_breaks_is_continued(
 
 
 @pytest.mark.slow
-def test_an_object_that_is_replaced_after_first_bytes_is_an_error_in_its_place(
+def test_an_object_that_is_replaced_after_first_bytes_is_an_error_in_its_place_or_begins_again(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes, changed: bytes
 ) -> None:
     remote_bucket.put("a", data)
@@ -139,11 +139,16 @@ def test_an_object_that_is_replaced_after_first_bytes_is_an_error_in_its_place(
         remote_bucket.put("a", changed)
         held.release()
         rest = list(frames)
-    failed = next(frame for frame in rest if frame.status.any())
-    got += b"".join(bytes(frame.payload) for frame in rest[: rest.index(failed)])
+    stop = next(at for at, frame in enumerate(rest) if frame.status.any() or frame.begins_again)
+    got += b"".join(bytes(frame.payload) for frame in rest[:stop])
     assert data.startswith(got) and len(got) < len(data)
-    assert failed.status[0] in (pb.UNAVAILABLE, pb.NOT_FOUND) and failed.errors[0].kind == errors.ObjectReplaced.kind
-    assert b"".join(bytes(frame.payload) for frame in rest).endswith(b"b")
+    after = b"".join(bytes(frame.payload) for frame in rest[stop:])
+    if rest[stop].begins_again:  # by another owner
+        assert after == changed + b"b"
+    else:
+        failed = rest[stop]
+        assert failed.status[0] in (pb.UNAVAILABLE, pb.NOT_FOUND)
+        assert failed.errors[0].kind == errors.ObjectReplaced.kind and after == b"b"
     assert cold.get("a") == changed
 
 
@@ -227,6 +232,25 @@ def test_an_answer_that_broke_off_goes_on_after_the_object_was_stored(
         assert bytes(first.payload) + b"".join(bytes(frame.payload) for frame in rest) == data
         assert {frame.piece.version for frame in rest if frame.piece is not None} == {version}
     assert proxy.count("GET", remote_bucket.path("a")) == 1
+
+
+def test_an_answer_that_broke_off_begins_again_after_the_object_was_replaced(
+    tmp_path: Path, remote_bucket: RemoteBucket, data: bytes
+) -> None:
+    newer = data[::-1]
+    with connect(tmp_path) as client:
+        cold = client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
+        remote_bucket.put("a", data)
+        first = next(frames_of(client, cold, "a"))
+        assert first.piece is not None and cold.get("a") == data
+        remote_bucket.put("a", newer)
+        cold.evict(["a"])
+        offset, checksum, version = len(first.payload), int(first.checksum[0]), first.piece.version
+        resume = {"resume_offset": offset, "resume_checksum": checksum, "resume_version": version}
+        again = list(frames_of(client, cold, "a", **resume))
+        assert again[0].begins_again
+        assert b"".join(bytes(frame.payload) for frame in again) == newer
+        assert version not in {frame.piece.version for frame in again if frame.piece is not None}
 
 
 @pytest.mark.slow

@@ -469,9 +469,10 @@ class BatchLookup:
         tag that the stored one has as well: it is sent from its beginning then, in the version that is stored."""
         request = self._request
         wanted = request.version[0] if request.version else ""
-        if not isinstance(gone, ObjectReplaced) or (wanted and not has_version(entry, wanted)):
+        is_replaced = isinstance(gone, ObjectReplaced) or request.resume_version.startswith(ETAG_VERSION)
+        if not is_replaced or (wanted and not has_version(entry, wanted)):
             return False
-        self.table.resume_offset = 0
+        self.table.resume_offset, self.table.resumed_version = 0, ""
         return True
 
     def _refused(self, position: int, entry: CatalogEntry) -> _Failed | None:

@@ -14,7 +14,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, Frame, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
+from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.store.read import frame_reader
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
@@ -210,26 +210,37 @@ def test_the_rest_of_an_object_that_is_replaced_after_the_look_up_is_of_no_other
     assert b"".join(bytes(frame.payload) for frame in pieces) == new[start : start + length]
 
 
-@pytest.mark.parametrize(("tag", "status"), [("x", pb.OK), ("y", pb.NOT_FOUND)])
-def test_the_rest_of_a_copy_with_a_tag_begins_again_in_another_copy_with_that_tag(
-    tmp_path: Path, frames: Frames, tag: str, status: int
+@pytest.mark.parametrize(
+    ("pinned", "resumed", "tag", "status"),
+    [
+        ("etag:x", "", "x", pb.OK),
+        ("etag:x", "", "y", pb.NOT_FOUND),
+        ("etag:x", "etag:x", "y", pb.NOT_FOUND),
+        ("", "etag:x", "y", pb.OK),
+    ],
+)
+def test_the_rest_of_a_remote_object_begins_again_in_another_copy_unless_that_has_not_the_requested_tag(
+    tmp_path: Path, frames: Frames, pinned: str, resumed: str, tag: str, status: int
 ) -> None:
-    """The copy of a remote object was fetched again: its version is another one, and its bytes are the same."""
+    """It was fetched again: its version is another one, and its bytes may be the same."""
     data, begun = seeded_bytes(3 << 20, seed=7), 1 << 20
     with store_at(tmp_path) as store:
         old = put(store, "x", data, metadata={REMOTE_ETAG: "x"})
-        put(store, "x", data, metadata={REMOTE_ETAG: tag})
+        new = put(store, "x", data[::-1], metadata={REMOTE_ETAG: tag})
         request = pb.BatchRequest(
             bucket=[BUCKET],
             name=["x"],
-            version=[f"{ETAG_VERSION}x"],
+            version=[pinned],
             resume_offset=begun,
             resume_checksum=crc32c(data[:begun]),
-            resume_version=str(old.version),
+            resume_version=resumed or str(old.version),
         )
         came = [*frames(StoreBatch(store, request))]
-    assert b"".join(bytes(frame.payload) for frame in came) == (b"" if status else data)
+    assert b"".join(bytes(frame.payload) for frame in came) == (b"" if status else data[::-1])
     assert {int(frame.status[0]) for frame in came} == {status}
+    assert {frame.piece.version for frame in came if frame.piece is not None} == (
+        set() if status else {str(new.version)}
+    )
 
 
 def test_a_piece_of_an_object_that_was_replaced_names_the_version_that_it_is_of(tmp_path: Path, frames: Frames) -> None:
