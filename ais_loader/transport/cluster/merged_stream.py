@@ -56,7 +56,7 @@ from ais_loader import errors
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.frame_filter import FrameFilter
 from ais_loader.transport.cluster.routing import Columns, Routing
-from ais_loader.transport.cluster.substream import Arrivals, Sender, Share
+from ais_loader.transport.cluster.substream import Arrivals, Sender, Share, is_replaced
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
 from ais_loader.values.entry import Status
@@ -457,9 +457,11 @@ class MergedStream(FramedStream):
         if begun and len(share.positions) > 1:
             self._try_later(replace(share, positions=share.positions[1:]), at_least_s)
             share.positions = share.positions[:1]
-        now, settled = time.monotonic(), not self._routing.is_moving
-        if share.missing is not None and (share.unanswered is None or (settled and not share.is_open(begun=begun))):
-            self._reorder.fail_each(share.positions, *share.missing)
+        now, settled, missing = time.monotonic(), not self._routing.is_moving, share.missing
+        # A holder that has not answered may have an intact copy, or the rest of a version that others do not have yet.
+        is_open = missing is not None and (missing[0] == pb.CORRUPT or (begun and not is_replaced(missing[1])))
+        if missing is not None and (share.unanswered is None or (settled and not is_open)):
+            self._reorder.fail_each(share.positions, *missing)
             return
         error = share.unanswered or share.error or errors.NodeUnavailable("the map has no node for it")
         since = share.failing_since_s or now

@@ -61,8 +61,8 @@ class Share:
         cannot be read may have what others lack, unless those are known to have received every write. A holder that has
         a newer version than the requested one outranks all others: damage to the old version is no damage to the
         object."""
-        if self.missing is not None and (_replaced(self.missing[1]) or _replaced(faults)):
-            return self.missing if _replaced(self.missing[1]) else (status, faults)
+        if self.missing is not None and (is_replaced(self.missing[1]) or is_replaced(faults)):
+            return self.missing if is_replaced(self.missing[1]) else (status, faults)
         weights = (
             (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if is_moving else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
         )
@@ -74,14 +74,6 @@ class Share:
             return self.missing
         return status, faults
 
-    def is_open(self, *, begun: bool) -> bool:
-        """Whether a holder that has not answered may have what others lack: a copy that is not damaged, or the rest of
-        an entry that has `begun` to arrive in a version which they do not have yet."""
-        if self.missing is None:
-            return True
-        status, faults = self.missing
-        return status == pb.CORRUPT or (begun and not _replaced(faults))
-
     def reset_requests(self, map_version: int) -> None:
         """Forget the nodes asked so far, and their answers if the map has changed."""
         self.tried, self.awaited, self.unanswered = frozenset(), False, None
@@ -89,7 +81,7 @@ class Share:
             self.missing, self.map_version = None, map_version
 
 
-def _replaced(faults: Mapping[int, EntryFault]) -> bool:
+def is_replaced(faults: Mapping[int, EntryFault]) -> bool:
     """Whether a verdict says that the entries were replaced. A verdict says so of all its entries, or of none."""
     return any(fault.kind == errors.ObjectReplaced.kind for fault in faults.values())
 
