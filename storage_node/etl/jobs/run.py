@@ -190,10 +190,11 @@ class JobRun:
             self.part.counts.seen -= len(again)
             self._require_versions()
             await self._through(_in_groups([ListedSource(name, -1) for name, _ in again]), division)
+        if not self._go_on(division):
+            return  # what is left belongs to the pass of the next division
         for name, error in self._again:
             self._failed(name, "", error)
-        self._again = []
-        if self.job.synchronize and self._go_on(division) and not self.job.inspect:
+        if self.job.synchronize and not self.job.inspect:
             await self._delete_orphans(division)
         if self._go_on(division):
             self.part.finished = True

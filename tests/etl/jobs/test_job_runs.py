@@ -23,6 +23,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs import manager as manager_module
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.jobs.shares import Division
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Origin
 from tests.node.loop_kit import until
 
@@ -280,3 +281,23 @@ def fails_for(name: str, error: Exception) -> Callable[[Origin, bytes], bytes]:
         return data.upper()
 
     return answer
+
+
+def test_what_failed_for_a_node_that_left_the_division_is_tried_by_the_next_one(
+    one: OneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node dies: its answers are missing first, and three seconds later the others take its share."""
+    one.put("a", {"x": b"x"})
+    divisions = [Division()]
+    monkeypatch.setattr(JobManager, "_division", lambda *_: divisions[-1])
+
+    def answer(origin: Origin, data: bytes) -> bytes:
+        if len(divisions) == 1:
+            divisions.append(Division(without=(b"d" * 16,)))
+            raise NodeUnavailable("not now")
+        return data.upper()
+
+    one.upper.answer = answer
+    info = one.run(continue_on_error=False)
+    assert (info.job.state, info.job.problem, info.counts.failed) == (DONE, "", 0)
+    assert one.contents("b") == {"x": b"X"}
