@@ -56,7 +56,8 @@ class Origin:
 
 @dataclass(slots=True)
 class Content:
-    """Bytes in memory, or of a file: `fd` from `offset` on. The last holder closes it."""
+    """Bytes in memory, or of a file: `fd` from `offset` on. The last holder closes it, or drops it: a read whose caller
+    was cancelled meanwhile has no holder."""
 
     size_bytes: int
     checksum: int
@@ -103,6 +104,8 @@ class Content:
         if fd >= 0:
             with suppress(OSError):
                 os.close(fd)
+
+    __del__ = close
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +204,15 @@ def _clear(folders: Iterable[Path]) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def take_content(fd: int, size_bytes: int) -> tuple[Content, bool]:
-    """Return the contents of a file with a checksum, and whether the result owns the file. A small file is copied to
-    memory, and can be used again. Waits for the drive. Raises OSError."""
+def take_content(fd: int, size_bytes: int) -> Content:
+    """Return the contents of a file with a checksum. They share a large file with `fd`, and are a copy of a small one,
+    which can be used again. Waits for the drive. Raises OSError."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:
         data = os.pread(fd, size_bytes, 0)  # short only at the end of the file: it is smaller than one call may read
         if len(data) < size_bytes:
             raise OSError(f"{len(data):,} bytes of {size_bytes:,}")
-        return Content.of(data), False
-    checksum, at = 0, 0
-    while at < size_bytes:
-        part = os.pread(fd, min(_READ_BYTES, size_bytes - at), at)
-        if not part:
-            raise OSError(f"{at:,} bytes of {size_bytes:,}")
-        checksum, at = crc32c(part, checksum), at + len(part)
-    return Content(size_bytes, checksum, fd=fd), True
+        return Content.of(data)
+    content = Content(size_bytes, 0, fd=os.dup(fd))
+    for part in content.chunks():
+        content.checksum = crc32c(part, content.checksum)
+    return content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -156,10 +155,11 @@ class NodeStore:
                 while chunk := await source.next():
                     parts.append(chunk)
                 return Input(source.info.version, Content(size_bytes, source.checksum, memoryview(b"".join(parts))))
-            with os.fdopen(self._spool.new_file(), "wb", buffering=0) as file:
-                while chunk := await source.next():
-                    await self._node.read(file.write, chunk)
-                return Input(source.info.version, Content(size_bytes, source.checksum, fd=os.dup(file.fileno())))
+            content = Content(size_bytes, 0, fd=self._spool.new_file())
+            while chunk := await source.next():
+                await self._node.read(content.append, memoryview(chunk))
+            content.checksum = source.checksum
+            return Input(source.info.version, content)
         except OSError as error:
             raise DriveFull(f"{bucket}/{name} cannot be spooled: {error.strerror or error}") from error
         finally:

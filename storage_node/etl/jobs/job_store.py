@@ -5,7 +5,6 @@ For a cluster, see cluster_store.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -175,10 +174,10 @@ def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         return Content(size_bytes, checksum, memoryview(data))
     try:
-        with os.fdopen(spool.new_file(), "wb", buffering=0, closefd=True) as file:
-            for chunk in chunks:
-                file.write(chunk)
-            return Content(size_bytes, checksum, fd=os.dup(file.fileno()))
+        content = Content(size_bytes, checksum, fd=spool.new_file())
+        for chunk in chunks:
+            content.append(memoryview(chunk))
+        return content
     except OSError as error:
         raise DriveFull(f"an input of {size_bytes:,} bytes cannot be spooled: {error.strerror or error}") from error
 

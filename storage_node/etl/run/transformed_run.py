@@ -447,18 +447,13 @@ class TransformedRun:
     def _spooled(self, position: int, size_bytes: int) -> Content | FailedEntry:
         """Copy a large input to the spool. Runs on a thread."""
         content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
-        try:
-            for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
-                piece_bytes = min(TARGET_PAYLOAD_BYTES, size_bytes - offset)
-                frame = self._batch.read(FrameSpan(position, position + 1, piece_bytes, offset, piece_bytes))
-                if frame.status[0]:
-                    content.close()
-                    return self._failed(position)
-                content.append(frame.payload)
-                content.checksum = crc32c(frame.payload, content.checksum)
-        except BaseException:
-            content.close()
-            raise
+        for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
+            piece_bytes = min(TARGET_PAYLOAD_BYTES, size_bytes - offset)
+            frame = self._batch.read(FrameSpan(position, position + 1, piece_bytes, offset, piece_bytes))
+            if frame.status[0]:
+                return self._failed(position)
+            content.append(frame.payload)
+            content.checksum = crc32c(frame.payload, content.checksum)
         return content
 
     def _failed(self, position: int) -> FailedEntry:

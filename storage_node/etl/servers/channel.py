@@ -14,6 +14,7 @@ from typing import Protocol
 from ais_loader.errors import TransformFailed
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
 from storage_node.etl.webserver.protocol import TransformRequest
+from storage_node.limits.tasks import settled
 from storage_node.store.checksum import crc32c
 
 
@@ -44,7 +45,7 @@ class OutputReceiver:
             return
         self._parts.append(chunk)
         try:
-            await asyncio.to_thread(self._spool)
+            await settled(asyncio.ensure_future(asyncio.to_thread(self._spool)))  # `discard` may follow
         except OSError as error:
             raise TransformFailed(f"its output could not be spooled: {error}") from error
 

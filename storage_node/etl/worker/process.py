@@ -323,20 +323,25 @@ class WorkerProcess:
             self._give_up(TransformFailed(f"it said {size_bytes:,} bytes, and wrote {found_bytes:,}"))
             return
         else:
-            first.outcome, with_file = await self._on_thread(take_content, self._output, size_bytes)
-            if with_file:
+            content: Content = await self._on_thread(take_content, self._output, size_bytes)
+            first.outcome = content
+            if content.fd >= 0:
+                os.close(self._output)
                 self._output = -1
         self._answered()
         fds: list[int] = []
         try:
             if self._output < 0:
-                self._output = await self._on_thread(self._spool.new_file)
+                await settled(asyncio.ensure_future(self._on_thread(self._new_output)))
                 fds = [self._output]
             text = json.dumps({"fds": ["output"] if fds else []}).encode()
             await self._send(REQUEST.pack(0, len(text), 0, OUTPUT_READ) + text, fds)
         except OSError:  # of the drive or of the socket: the output is valid all the same
             self.kill()
         self._parse()
+
+    def _new_output(self) -> None:
+        self._output = self._spool.new_file()
 
     def _readable(self) -> None:
         self._receive()
