@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ from ais_loader.errors import (
 )
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.backoff import Backoff
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Origin, Spool
 from storage_node.etl.worker import stage
 from tests.etl.worker_kit import ORIGIN, call, of_command, of_function, run_one, transforms_of
 
@@ -678,6 +679,29 @@ def test_one_that_never_starts_is_not_started_again_and_again(tmp_path: Path, mo
 
     asyncio.run(run())
     assert Path(marks).read_bytes() == b"x", "only the first one has waited for a start"
+
+
+def test_a_worker_for_which_there_is_no_file_ends_again_with_all_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drive is full, or the process has no more descriptors."""
+
+    def no_file(spool: Spool) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(upper)) as transforms:
+            await asyncio.to_thread(int)  # the loop has its thread
+            before = os.listdir("/proc/self/fd")
+            with monkeypatch.context() as full:
+                full.setattr(Spool, "new_file", no_file)
+                with pytest.raises(TransformFailed, match="no worker can be started: .*No space left"):
+                    await transforms.run(call(), ORIGIN, Content.of(b"a"))
+            assert os.listdir("/proc/self/fd") == before
+            assert os.listdir(tmp_path / "spool") == []
+            assert not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 @pytest.mark.slow

@@ -167,28 +167,23 @@ class WorkerProcess:
             if not user:
                 raise
             raise TransformRefused(f"etl_user={user}: the node may not become it ({error})") from error
-        local, remote = socket.socketpair()
-        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._stderr = reading
+        argv = [python or sys.executable, "-m", "storage_node.etl.worker.program"]
         try:
-            os.set_blocking(writing, True)
-            argv = [python or sys.executable, "-m", "storage_node.etl.worker.program", str(remote.fileno())]
-            argv.append(json.dumps(process_limits.as_json()))
-            self._process = start(argv, Path(self._folder), remote.fileno(), writing, user)
-        except BaseException:
-            local.close()
-            await self.close()
-            raise
-        finally:
-            remote.close()
-            os.close(writing)
-        local.setblocking(False)
-        local.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        self._socket = local
-        self._loop.add_reader(reading, self._read_stderr)
-        self._loop.add_reader(local, self._readable)
-        self._shared, self._output = os.memfd_create("inputs"), self._spool.new_file()
-        try:
+            self._socket, remote = socket.socketpair()
+            with remote:
+                self._stderr, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    os.set_blocking(writing, True)
+                    argv += [str(remote.fileno()), json.dumps(process_limits.as_json())]
+                    self._process = start(argv, Path(self._folder), remote.fileno(), writing, user)
+                finally:
+                    os.close(writing)
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            self._loop.add_reader(self._stderr, self._read_stderr)
+            self._loop.add_reader(self._socket, self._readable)
+            self._shared = os.memfd_create("inputs")
+            self._output = self._spool.new_file()
             self._area_fd, self._area = _new_area()
             setup_request = _PendingRequest(self._number + 1, 0, set_up=True)
             fds = {"shared": self._shared, "output": self._output, "area": self._area_fd}
