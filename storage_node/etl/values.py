@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ais_loader.errors import DriveFull, LoaderError
 from storage_node.store.checksum import crc32c
 from storage_node.store.permissions import FOLDER_MODE
 
@@ -166,6 +167,16 @@ class Spool:
             os.unlink(path)
         os.fchmod(fd, 0o644)  # a worker that is another user opens it by a /proc path; it has no name for others
         return fd
+
+    @contextlib.contextmanager
+    def filling(self, what: str, size_bytes: int) -> Iterator[Content]:
+        """Yield a new file, to which this many bytes are appended. Raises DriveFull if they cannot be."""
+        try:
+            yield Content(size_bytes, 0, fd=self.new_file())
+        except LoaderError:  # some are OSErrors as well
+            raise
+        except OSError as error:
+            raise DriveFull(f"{what} of {size_bytes:,} bytes cannot be spooled: {error.strerror or error}") from error
 
     def new_folder(self, owner: tuple[int, int] | None = None) -> Path:
         """Create an empty folder, owned by another user if its uid and gid are given. The caller removes it. Raises

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import ais_loader
 from ais_loader import Command, Entry
+from ais_loader.errors import DriveFull
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.etl.run.run_state import Reservation
-from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Spool
 from storage_node.limits.memory_budget import MemoryBudget
 from tests.node.node_kit import bucket_of, serving
 
@@ -51,3 +54,21 @@ def test_without_any_room_entries_pass_one_after_another(tmp_path: Path) -> None
         assert made == [objects[name] for name in objects for _ in range(2)]
         assert node.batches is not None and (etl := node.batches.resources.etl) is not None
         assert eventually(lambda: (etl.memory.held_bytes, etl.spooled.held_bytes) == (0, 0))
+
+
+def test_without_space_for_a_large_input_its_entry_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(spool: Spool) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with ais_loader.connect(tmp_path / "store") as client:
+        bucket = client.create_bucket("b")
+        bucket.put("large", bytes(LARGE))
+        bucket.put("small", b"abc")
+        client.etl.init("cat", Command(["cat"]))
+        assert client.get_batch([Entry("b", "small", etl="cat")]).tobytes() == [b"abc"]  # its worker has its file
+        with monkeypatch.context() as full:
+            full.setattr(Spool, "new_file", no_file)
+            entries = [Entry("b", name, etl="cat") for name in ("large", "small")]
+            found = list(client.get_batch(entries, on_error="placeholder"))
+        assert isinstance(found[0].error, DriveFull) and "'large' of 4,194,305 bytes" in str(found[0].error)
+        assert found[1].data == b"abc"

@@ -695,7 +695,7 @@ def test_a_worker_for_which_there_is_no_file_ends_again_with_all_that_it_has(
             before = os.listdir("/proc/self/fd")
             with monkeypatch.context() as full:
                 full.setattr(Spool, "new_file", no_file)
-                with pytest.raises(TransformFailed, match="no worker can be started: .*No space left"):
+                with pytest.raises(TransformFailed, match=r"no worker can be started: .*No space left"):
                     await transforms.run(call(), ORIGIN, Content.of(b"a"))
             assert os.listdir("/proc/self/fd") == before
             assert os.listdir(tmp_path / "spool") == []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ais_loader import errors
-from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NodeUnavailable, NotFound
+from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, NotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_contents_pb2
@@ -82,6 +82,7 @@ class NodeStore:
             return await self._own.heads(bucket, names)
         holders = replica_set.view.holders(replica_set.bucket, names) if names else []
         avoided = self._writes.channels.avoided
+        first_owners = [having[0] for having in holders]
         holders = [
             sorted(having, key=lambda at: at != replica_set.position and avoided(replica_set.endpoint(at)))
             for having in holders
@@ -104,7 +105,8 @@ class NodeStore:
             if turn == 0 and not replica_set.view.is_changing:
                 # The first owner receives all writes, so its "not found" is final.
                 holders = [
-                    having[:1] if isinstance(found.get(at), NotFound) else having for at, having in enumerate(holders)
+                    having[:1] if isinstance(found.get(at), NotFound) and having[0] == first_owners[at] else having
+                    for at, having in enumerate(holders)
                 ]
         return [found[at] for at in range(len(names))]
 
@@ -155,13 +157,11 @@ class NodeStore:
                 while chunk := await source.next():
                     parts.append(chunk)
                 return Input(source.info.version, Content(size_bytes, source.checksum, memoryview(b"".join(parts))))
-            content = Content(size_bytes, 0, fd=self._spool.new_file())
-            while chunk := await source.next():
-                await self._node.read(content.append, memoryview(chunk))
-            content.checksum = source.checksum
-            return Input(source.info.version, content)
-        except OSError as error:
-            raise DriveFull(f"{bucket}/{name} cannot be spooled: {error.strerror or error}") from error
+            with self._spool.filling(f"{bucket}/{name}", size_bytes) as content:
+                while chunk := await source.next():
+                    await self._node.read(content.append, memoryview(chunk))
+                content.checksum = source.checksum
+                return Input(source.info.version, content)
         finally:
             await source.close()
 

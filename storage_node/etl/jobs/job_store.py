@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from ais_loader.errors import BucketNotFound, DriveFull, LoaderError, NotFound, VersionConflict
+from ais_loader.errors import BucketNotFound, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
@@ -173,13 +173,11 @@ def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool
         parts = list(chunks)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         return Content(size_bytes, checksum, memoryview(data))
-    try:
-        content = Content(size_bytes, checksum, fd=spool.new_file())
+    with spool.filling("an input", size_bytes) as content:
         for chunk in chunks:
             content.append(memoryview(chunk))
+        content.checksum = checksum
         return content
-    except OSError as error:
-        raise DriveFull(f"an input of {size_bytes:,} bytes cannot be spooled: {error.strerror or error}") from error
 
 
 def stage_content(store: Store, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Upload:

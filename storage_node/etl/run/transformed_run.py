@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.errors import DriveFull, InvalidRequest, LoaderError
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -446,15 +446,18 @@ class TransformedRun:
 
     def _spooled(self, position: int, size_bytes: int) -> Content | FailedEntry:
         """Copy a large input to the spool. Runs on a thread."""
-        content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
-        for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
-            piece_bytes = min(TARGET_PAYLOAD_BYTES, size_bytes - offset)
-            frame = self._batch.read(FrameSpan(position, position + 1, piece_bytes, offset, piece_bytes))
-            if frame.status[0]:
-                return self._failed(position)
-            content.append(frame.payload)
-            content.checksum = crc32c(frame.payload, content.checksum)
-        return content
+        try:
+            with self._settings.spool.filling(repr(self._name(position)), size_bytes) as content:
+                for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
+                    piece_bytes = min(TARGET_PAYLOAD_BYTES, size_bytes - offset)
+                    frame = self._batch.read(FrameSpan(position, position + 1, piece_bytes, offset, piece_bytes))
+                    if frame.status[0]:
+                        return self._failed(position)
+                    content.append(frame.payload)
+                    content.checksum = crc32c(frame.payload, content.checksum)
+                return content
+        except DriveFull as error:
+            return failed_entry(error)
 
     def _failed(self, position: int) -> FailedEntry:
         fault = self._batch.fault(position)
