@@ -92,6 +92,17 @@ def test_arguments_the_origin_and_anything_with_a_buffer(tmp_path: Path) -> None
     assert run_one(tmp_path, of_function(told), b"ab", times=3) == b"b/en/a.wavababab"
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_array_without_elements_is_an_empty_output(tmp_path: Path, streaming: bool) -> None:
+    def boxes(data: Any) -> Any:
+        import numpy as np
+
+        found = np.zeros((0, 4), np.float32)
+        return iter([found, b"no", found]) if streaming else found
+
+    assert run_one(tmp_path, of_function(boxes, streaming=streaming), b"ab") == (b"no" if streaming else b"")
+
+
 class Counter:
     """Made once in a worker."""
 

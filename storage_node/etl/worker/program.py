@@ -300,7 +300,7 @@ class Worker:
             self._deliver_file(result.size_bytes)
             return
         try:
-            view = memoryview(result).cast("B")
+            view = _bytes_of(result)
         except TypeError:
             raise CallFailed(f"it returned {type(result).__name__}: need bytes, or something with a buffer") from None
         if self._output_at and self._written is not None and self._output_at + len(view) <= AREA_BYTES:
@@ -533,8 +533,14 @@ def _require(requirements: list[str]) -> None:
         )
 
 
+def _bytes_of(value: Any) -> memoryview:
+    """Return the bytes of a value with a contiguous buffer. Raises TypeError."""
+    view = memoryview(value)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty view of several dimensions cannot be cast
+
+
 def _write(fd: int, part: Any) -> int:
-    view = memoryview(part).cast("B")
+    view = _bytes_of(part)
     at = 0
     while at < len(view):
         at += os.write(fd, view[at:])
