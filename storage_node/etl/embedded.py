@@ -50,8 +50,9 @@ class EmbeddedEtl:
         config = ServerConfig(etl_code=True, etl_servers=("*",), etl_sandbox="off")
         drive = next(drive.root for drive in store.drives if drive is not None)
         self._etl = LocalEtl(store, registry, config, drive, read, TransformHttp())
-        buckets = RemoteBuckets(store, Membership(b""))
-        own = RemoteStore(OwnStore(store, read, self._etl.spool), buckets, lambda: self._remote().tier, self._on_tier)
+        self._buckets = RemoteBuckets(store, Membership(b""))
+        here = OwnStore(store, read, self._etl.spool)
+        own = RemoteStore(here, self._buckets, lambda: self._remote().tier, self._on_tier)
         self._jobs = JobManager(b"", own, registry, self._etl.transforms)
         self._calls = etl_calls(TransformCalls(self._etl, b""), self._jobs)
         self._working = (
@@ -78,7 +79,9 @@ class EmbeddedEtl:
 
     def kept(self, request: batch_pb.BatchRequest) -> memoryview | None:
         """Return a cached result of a whole object, found in the caller's thread; None if `frames` has to be used."""
-        store = self._store
+        store, remote = self._store, self._buckets.find(request.bucket[0])
+        if remote is not None and remote.validates:
+            return None
         bucket = store.record.current.buckets.get(request.bucket[0])
         found = store.drive_set.cached(bucket.uuid_bytes, request.name[0]) if bucket is not None else None
         if self._thread.is_closed or found is None or not found[1].size_bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Entry, Remote, connect, errors
+from ais_loader import Command, Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing.waiting import eventually
@@ -40,6 +40,18 @@ def test_a_changed_object_is_a_new_version_under_always(
     assert batch(client, cold, "b") == [b"other"]
     validation = [one for one in proxy.requests if one.matches("GET", remote_bucket.path("b"))]
     assert [one.status for one in validation] == [304]  # compared, not fetched
+
+
+def test_a_changed_object_is_transformed_anew_under_always(cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    validate(cold, "always")
+    cold.client.etl.init("cat", Command(["cat"]))
+    remote_bucket.put("a", b"first")
+    assert [cold.get("a", etl="cat") for _ in range(2)] == [b"first", b"first"]
+    remote_bucket.put("a", b"second")
+    assert cold.get("a", etl="cat") == b"second"
+    remote_bucket.delete("a")
+    with pytest.raises(errors.ObjectNotFound):
+        cold.get("a", etl="cat")
 
 
 def test_a_file_is_opened_in_the_new_version_under_always(cold: Bucket, remote_bucket: RemoteBucket) -> None:
