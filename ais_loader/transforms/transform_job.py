@@ -158,7 +158,7 @@ class TransformJob:
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with ExitStack() as held:
             report = held.enter_context(_Bar(self.name)).report if progress is True else progress or None
-            for info in _watched(self._transport, self.name):
+            for info in _watched(self._transport, self.name, until_s):
                 self._info = info
                 if report is not None:
                     report(self.counts)
@@ -193,8 +193,9 @@ class TransformJob:
         self._transport.etl("DeleteJob", pb.DeleteJobRequest(name=self.name))
 
 
-def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
-    """Yield the job's state until it has ended, from any node that answers. Raises JobNotFound, NodeUnavailable."""
+def _watched(transport: Transport, name: str, until_s: float | None = None) -> Iterator[pb.JobInfo]:
+    """Yield the job's state until it has ended, from any node that answers. Raises JobNotFound, NodeUnavailable, and
+    SilenceTimeout if no node answers at the time `until_s`."""
     patience = RetryBudget(_RETRY_S)
     while True:
         try:
@@ -206,6 +207,8 @@ def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
             failure: errors.LoaderError = errors.NodeUnavailable(f"job {name!r}: the node stopped telling of it")
         except errors.LoaderError as error:
             failure = error
+        if failure.retryable and until_s is not None and time.monotonic() >= until_s:
+            raise errors.SilenceTimeout(f"no node says in time whether job {name!r} has ended: {failure}") from failure
         patience.pause(failure)
 
 
