@@ -17,6 +17,7 @@ from storage_node.store.checksum import combine
 from . import attributes, checksums, conditions, xml
 from .listing import encoding, max_keys, owner_of, stamp
 from .objects import COPY_SOURCE, MAX_PARTS, CopySource, part_number
+from .reading import with_current
 from .request import Request, Response, S3Error, key_of, name_of, xml_response
 
 MIN_PART_BYTES = 5 << 20
@@ -87,7 +88,15 @@ def copy_part(request: Request) -> Response:
 
     The ETag of such a part is no MD5, because the gateway does not see its bytes.
     """
-    number, upload, source = part_number(request.query.get("partNumber", "")), _upload(request), CopySource(request)
+    number = part_number(request.query.get("partNumber", ""))
+
+    def opened() -> tuple[MultipartUpload, CopySource]:
+        return _upload(request), CopySource(request)
+
+    return with_current(request.key, opened, lambda found: _copied(request, number, *found))
+
+
+def _copied(request: Request, number: int, upload: MultipartUpload, source: CopySource) -> Response:
     start, length = source.range(request.headers.get(f"{COPY_SOURCE}-range"))
     # The text that is hashed has no other copy: the version and the range.
     text = f"{source.bucket}/{source.name} {source.info.version} {start} {length}"

@@ -82,7 +82,7 @@ def get_object(request: Request) -> Response:
         info = reading.info if member is None else replace(reading.info, metadata={})
         return _answer(request, info, reading, is_object=member is None)
 
-    return with_current(lambda: Reading.of(bucket, name, member, is_part=is_part), answer)
+    return with_current(name, lambda: Reading.of(bucket, name, member, is_part=is_part), answer)
 
 
 def get_cached(request: Request) -> Response | None:
@@ -232,7 +232,11 @@ class CopySource:
 
 def copy_object(request: Request) -> Response:
     """Answer CopyObject. The bytes do not leave the store. Raises S3Error."""
-    source, name = CopySource(request), name_of(request.key)
+    name = name_of(request.key)
+    return with_current(name, lambda: CopySource(request), lambda source: _copied(request, source, name))
+
+
+def _copied(request: Request, source: CopySource, name: str) -> Response:
     directive = request.headers.get("x-amz-metadata-directive", "COPY").upper()
     if directive not in ("COPY", "REPLACE"):
         raise S3Error("InvalidArgument", "x-amz-metadata-directive: need COPY or REPLACE")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ais_loader.errors import ObjectNotFound, Overloaded
+from ais_loader.errors import ObjectNotFound, Overloaded, VersionConflict
 from ais_loader.objects.archive import BatchArchive
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.objects.pinned import WHOLE_BYTES, opened, opened_member
@@ -23,6 +23,7 @@ from .request import INLINE_BYTES, Request, Response, S3Error, name_of, parse_js
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
+    from ais_loader.values.entry import ObjectInfo
     from ais_loader.values.source import Buffer
 
     from .request import Chunk
@@ -36,6 +37,7 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
 _TRIES = 5
 T = TypeVar("T")
+Opened = TypeVar("Opened")
 
 
 class Reading:
@@ -97,16 +99,29 @@ class Reading:
                 yield view
 
 
-def with_current(open_object: Callable[[], Reading], answer: Callable[[Reading], T]) -> T:
+def with_current(name: str, open_object: Callable[[], Opened], answer: Callable[[Opened], T]) -> T:
     """Return what `answer` makes of an object, which is opened again if it was replaced before its bytes were read.
 
     Raises Overloaded if that happens every time.
     """
     for _ in range(_TRIES):
-        reading = open_object()  # raises ObjectNotFound if it was deleted
+        found = open_object()  # raises ObjectNotFound if it was deleted
         with suppress(ObjectNotFound):
-            return answer(reading)
-    raise Overloaded(f"{reading.info.name!r} is replaced faster than it can be read; try again")
+            return answer(found)
+    raise Overloaded(f"{name!r} is replaced faster than it can be read; try again")
+
+
+def change_metadata(bucket: Bucket, name: str, change: Callable[[ObjectInfo], dict[str, str]]) -> None:
+    """Replace an object's metadata with what `change` makes of it, which is called again if it was replaced meanwhile.
+
+    Raises Overloaded if that happens every time.
+    """
+    for _ in range(_TRIES):
+        info = bucket.head(name)
+        with suppress(VersionConflict):
+            bucket.set_metadata(name, change(info), if_version=info.version if info.is_stored else None)
+            return
+    raise Overloaded(f"{name!r} is replaced faster than its metadata can be changed; try again")
 
 
 def begun(archive: BatchArchive) -> Iterator[Chunk]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from . import xml
+from .reading import change_metadata
 from .request import Request, Response, S3Error, name_of, query_pairs, xml_response
 
 if TYPE_CHECKING:
@@ -88,10 +89,8 @@ def delete_tags(request: Request) -> Response:
 
 
 def _keep(request: Request, text: str) -> None:
-    bucket, name = request.client.bucket(request.bucket), name_of(request.key)
-    info = bucket.head(name)
-    metadata = dict(info.metadata)
-    metadata.pop(_KEY, None)
-    if text:
-        metadata[_KEY] = text
-    bucket.set_metadata(name, metadata, if_version=info.version)
+    def changed(info: ObjectInfo) -> dict[str, str]:
+        kept = {key: value for key, value in info.metadata.items() if key != _KEY}
+        return kept | ({_KEY: text} if text else {})
+
+    change_metadata(request.client.bucket(request.bucket), name_of(request.key), changed)

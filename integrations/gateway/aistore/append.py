@@ -11,10 +11,12 @@ import re
 from ais_loader.errors import ObjectNotFound
 from ais_loader.objects.multipart import MultipartUpload, PartInfo, part_name
 from ais_loader.objects.put_spec import make_range, make_request
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.reserved import of_client
 
 from ..multipart import crc32c_of
 from ..objects import MAX_PARTS
+from ..reading import with_current
 from ..request import Response
 from .multipart import upload_of
 from .request import AISError, AisRequest
@@ -65,15 +67,22 @@ def _open(request: AisRequest, handle: str) -> tuple[MultipartUpload, int]:
 def _begin(request: AisRequest) -> tuple[MultipartUpload, int]:
     """Begin an upload, with the present bytes and metadata of the object if it exists."""
     bucket = request.open_bucket()
+
+    def begun(info: ObjectInfo) -> tuple[MultipartUpload, int]:
+        upload = bucket.multipart(request.name, metadata=of_client(info.metadata))
+        if not info.size_bytes:
+            return upload, 0
+        try:
+            upload.copy_part(1, request.name, version=info.version if info.is_stored else "")
+        except ObjectNotFound:  # it was replaced meanwhile
+            upload.abort()
+            raise
+        return upload, 1
+
     try:
-        info = bucket.head(request.name)
+        return with_current(request.name, lambda: bucket.head(request.name), begun)
     except ObjectNotFound:
         return bucket.multipart(request.name), 0
-    upload = bucket.multipart(request.name, metadata=of_client(info.metadata))
-    if not info.size_bytes:
-        return upload, 0
-    upload.copy_part(1, request.name, version=info.version if info.is_stored else "")
-    return upload, 1
 
 
 def _pieces(request: AisRequest, upload: MultipartUpload, count: int) -> list[PartInfo]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 
-from ais_loader.errors import VersionConflict
-
-from .. import attributes as stored
-from ..reading import Reading, with_current
+from ..reading import Reading, change_metadata, with_current
 from ..request import Response
 from . import attributes
 from .archive_reads import get_matching, get_member
 from .request import AisRequest, keeps_copies, props_named, range_error
 
 _OCTETS = "application/octet-stream"
-_TRIES = 10
 _WAITING = ("archmode", "archpath", "archregx", "latest-ver")
 """Parameters of reads that may wait."""
 
@@ -58,7 +54,9 @@ def get(request: AisRequest) -> Response:
     if query.get("latest-ver") == "true" and keeps_copies(bucket):
         bucket.evict([request.name])
     is_part = "range" in request.headers
-    return with_current(lambda: Reading.of(bucket, request.name, is_part=is_part), lambda read: _answer(request, read))
+    return with_current(
+        request.name, lambda: Reading.of(bucket, request.name, is_part=is_part), lambda read: _answer(request, read)
+    )
 
 
 def get_cached(request: AisRequest) -> Response | None:
@@ -106,15 +104,5 @@ def set_custom(request: AisRequest) -> Response:
     """Add to an object's custom metadata, or replace them. Raises AISError."""
     bucket, custom = request.open_bucket(), request.value
     replaces = request.query.get("set-new-custom") == "true"
-    for tried in range(_TRIES):
-        info = bucket.head(request.name)
-        metadata = attributes.changed(info, custom, replaces=replaces)
-        kept = {key: value for key, value in metadata.items() if not key.startswith(stored.OWN) or key in info.metadata}
-        try:
-            bucket.set_metadata(request.name, kept, if_version=info.version if info.is_stored else None)
-        except VersionConflict:
-            if tried == _TRIES - 1:
-                raise
-            continue
-        return Response()
-    raise AssertionError("not reached")
+    change_metadata(bucket, request.name, lambda info: attributes.changed(info, custom, replaces=replaces))
+    return Response()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,9 @@ from ais_loader.integrations.gateway.aistore import append
 from tests.gateway.aistore.conftest import Ais
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread
+from tests.gateway.meanwhile_kit import just_before
 from tests.gateway.multipart_kit import only_one_part_is_removed
+from tests.table import table
 
 
 def begin(ais: Ais, bucket: str, name: str = "x") -> str:
@@ -148,3 +151,15 @@ def test_appends_that_are_refused(ais: Ais, bucket: str) -> None:
     assert flush(ais, bucket, handle.partition(".")[0] + ".2").status == 404
     assert ais.get(bucket, "x").status == 404
     assert ais("PUT", "objects/none/x", b"1", append_type="append").status == 404
+
+
+@table("change", ["replaced", "deleted"])
+def test_an_append_to_an_object_that_changes_meanwhile(ais: Ais, served: Served, bucket: str, change: str) -> None:
+    store = served.client.bucket(bucket)
+    store.put("x", b"old ")
+    changing = partial(store.put, "x", b"new ") if change == "replaced" else partial(store.delete, "x")
+    with just_before(served.client._transport, "compose", changing):
+        handle = appended(ais, bucket, "", b"piece")
+    assert len(list(store.uploads())) == 1
+    assert flush(ais, bucket, handle).status == 200
+    assert ais.get(bucket, "x").body == (b"new piece" if change == "replaced" else b"piece")
