@@ -99,12 +99,9 @@ class DeleteCondition:
         """Whether there is any condition."""
         return (self.etag, self.modified, self.size) != (None, None, None)
 
-    def version(self, bucket: Bucket, name: str) -> str | None:
-        """Return the version to delete; None if there is no object. Raises S3Error unless the condition holds."""
-        try:
-            info = bucket.head(name)
-        except errors.ObjectNotFound:
-            return None
+    def version(self, bucket: Bucket, name: str) -> str:
+        """Return the version to delete. Raises ObjectNotFound, and S3Error unless the condition holds."""
+        info = bucket.head(name)
         if self.etag is not None and not _names(self.etag, etag(info)):
             raise S3Error("PreconditionFailed", "the object does not have this ETag")
         if self.modified is not None and _moment(self.modified) != info.modified_ns // 1_000_000_000:

@@ -190,8 +190,8 @@ def delete_object(request: Request) -> Response:
     bucket = request.client.bucket(request.bucket)
     name = name_of(request.key)
     condition = conditions.of_delete(request.headers)
-    version = condition.version(bucket, name) if condition.is_given() else None
     with suppress(errors.ObjectNotFound):
+        version = condition.version(bucket, name) if condition.is_given() else None
         bucket.delete(name, if_version=version)
     return Response(204)
 

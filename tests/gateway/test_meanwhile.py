@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
+from ais_loader.values.entry import ObjectInfo
 from tests.gateway.conftest import Served
 from tests.gateway.meanwhile_kit import just_before
 from tests.gateway.test_boto3 import code
 from tests.gateway.test_gateway_multipart import begin, complete
 from tests.gateway.test_s3_details import tags
 
+OTHER = "0" * 32
 TAG = {"TagSet": [{"Key": "t", "Value": "1"}]}
 
 
@@ -62,3 +65,20 @@ def test_a_part_of_an_object_that_is_replaced(served: Served, s3: Any, bucket: s
     with just_before(transport, "compose", partial(s3.abort_multipart_upload, **upload)):
         assert code(s3.upload_part_copy, **copy) == ("NoSuchUpload", 404)
     assert [one.parts for one in served.client.bucket(bucket).uploads()] == []
+
+
+def test_a_condition_of_a_deletion_holds_for_an_object_that_is_put_meanwhile(
+    served: Served, s3: Any, bucket: str
+) -> None:
+    store = served.client.bucket(bucket)
+
+    def put_as_it_is_looked_for(self: Bucket, name: str) -> ObjectInfo:
+        store.put(name, b"1")
+        raise errors.ObjectNotFound(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "head", put_as_it_is_looked_for)
+        s3.delete_object(Bucket=bucket, Key="a", IfMatch=OTHER)
+        answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "b", "ETag": OTHER}]})
+    assert [row["Key"] for row in answer["Deleted"]] == ["b"]
+    assert {name: store.get(name) for name in store} == {"a": b"1", "b": b"1"}
