@@ -112,9 +112,8 @@ def _answer(request: Request, info: ObjectInfo, reading: Reading | None, *, is_o
         if with_checksum:
             part_headers |= attributes.part_checksum_headers(info, int(request.query["partNumber"]))
     else:
-        chosen = _range(request.headers.get("range"), info.size_bytes)
-        if chosen is not None and not _holds(request.headers.get("if-range"), info):
-            chosen = None
+        is_part = _holds(request.headers.get("if-range"), info)
+        chosen = _range(request.headers.get("range"), info.size_bytes) if is_part else None
     headers = attributes.headers_of(info, request.query, with_checksum=with_checksum and chosen is None)
     headers |= part_headers
     start, length = chosen if chosen is not None else (0, info.size_bytes)

@@ -174,6 +174,20 @@ def test_an_object_that_is_replaced_all_the_time_is_never_mixed_nor_missing(plac
         writer.result(180)
 
 
+def test_the_rest_of_an_object_that_was_replaced_by_a_shorter_one(place: Place) -> None:
+    bucket = place.client.bucket("b")
+    bucket.put("shorter", b"12345")
+    assert place.get("shorter", {"Range": "bytes=10-"})[0] == 416
+    assert place.get("shorter", {"Range": "bytes=10-", "If-Range": '"the-longer-one"'}) == (200, b"12345")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", place.port, timeout=180)) as connection:
+        connection.request("HEAD", "/b/shorter")
+        answer = connection.getresponse()
+        answer.read()
+    etag = str(answer.getheader("etag"))
+    assert place.get("shorter", {"Range": "bytes=3-", "If-Range": etag}) == (206, b"45")
+    assert place.get("shorter", {"Range": "bytes=10-", "If-Range": etag})[0] == 416
+
+
 def test_large_bodies_over_tls(place: Place, tmp_path: Path) -> None:
     data = data_of(3, LARGE_BYTES)
     place.client.bucket("b").put("tls", data)
