@@ -192,7 +192,8 @@ def _complete(request: Request, upload: MultipartUpload, chosen: list[PartInfo])
         )
     except errors.ObjectNotFound:
         if (found := _completed(request)) is None:
-            raise S3Error("NoSuchUpload", "the upload has been completed or aborted") from None
+            _upload(request)  # raises NoSuchUpload
+            raise S3Error("InvalidPart", "a part was replaced meanwhile") from None
         made = found
     return _made(request, made)
 

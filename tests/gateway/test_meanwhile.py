@@ -13,7 +13,7 @@ from ais_loader.values.entry import ObjectInfo
 from tests.gateway.conftest import Served
 from tests.gateway.meanwhile_kit import just_before
 from tests.gateway.test_boto3 import code
-from tests.gateway.test_gateway_multipart import begin, complete
+from tests.gateway.test_gateway_multipart import begin, complete, put
 from tests.gateway.test_s3_details import tags
 
 OTHER = "0" * 32
@@ -82,3 +82,16 @@ def test_a_condition_of_a_deletion_holds_for_an_object_that_is_put_meanwhile(
         answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "b", "ETag": OTHER}]})
     assert [row["Key"] for row in answer["Deleted"]] == ["b"]
     assert {name: store.get(name) for name in store} == {"a": b"1", "b": b"1"}
+
+
+def test_a_part_that_is_put_again_as_its_upload_is_completed(served: Served, s3: Any, bucket: str) -> None:
+    upload, transport = begin(s3, bucket), served.client._transport
+    part = put(s3, upload, 1, b"1")
+    with just_before(transport, "compose", partial(put, s3, upload, 1, b"2")):
+        assert code(complete, s3=s3, upload=upload, parts=[part]) == ("InvalidPart", 400)
+    part = put(s3, upload, 1, b"2")
+    with just_before(transport, "compose", partial(s3.abort_multipart_upload, **upload)):
+        assert code(complete, s3=s3, upload=upload, parts=[part]) == ("NoSuchUpload", 404)
+    upload = begin(s3, bucket)
+    complete(s3, upload, [put(s3, upload, 1, b"2")])
+    assert s3.get_object(Bucket=bucket, Key="a")["Body"].read() == b"2"

@@ -49,7 +49,8 @@ def append(request: AisRequest) -> Response:
     try:
         upload.complete(parts=parts, size_bytes=size_bytes, checksum=crc32c_of(parts))
     except ObjectNotFound:
-        raise _no_append(request) from None
+        upload_of(request, upload.id)
+        raise AISError(409, f"append to {request.url}: a piece was replaced meanwhile: flush it again") from None
     return Response()
 
 

@@ -68,7 +68,8 @@ def complete(request: AisRequest) -> Response:
     try:
         upload.complete(size_bytes=size_bytes, checksum=crc32c, parts=found, metadata=metadata)
     except ObjectNotFound:
-        raise _no_upload(request, upload_id) from None
+        upload_of(request, upload_id)
+        raise AISError(409, f"upload of {request.url}: a part was replaced meanwhile: complete it again") from None
     return Response()
 
 

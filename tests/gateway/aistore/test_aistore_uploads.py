@@ -163,3 +163,25 @@ def test_an_append_to_an_object_that_changes_meanwhile(ais: Ais, served: Served,
     assert len(list(store.uploads())) == 1
     assert flush(ais, bucket, handle).status == 200
     assert ais.get(bucket, "x").body == (b"new piece" if change == "replaced" else b"piece")
+
+
+def test_a_part_or_piece_that_arrives_again_at_the_end_is_told_and_ends_nothing(
+    ais: Ais, served: Served, bucket: str
+) -> None:
+    transport, upload = served.client._transport, begin(ais, bucket)
+
+    def part() -> None:
+        assert ais("PUT", f"objects/{bucket}/x", b"part", uploadId=upload, partNumber="1").status == 200
+
+    part()
+    with just_before(transport, "compose", part):
+        answer = complete(ais, bucket, upload, 1)
+    assert (answer.status, "was replaced meanwhile" in answer.message()) == (409, True)
+    assert complete(ais, bucket, upload, 1).status == 200
+    first = appended(ais, bucket, "", b" and ")
+    handle = appended(ais, bucket, first, b"piece")
+    with just_before(transport, "compose", partial(appended, ais, bucket, first, b"piece")):
+        answer = flush(ais, bucket, handle)
+    assert (answer.status, "was replaced meanwhile" in answer.message()) == (409, True)
+    assert flush(ais, bucket, handle).status == 200
+    assert ais.get(bucket, "x").body == b"part and piece"
