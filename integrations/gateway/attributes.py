@@ -41,6 +41,8 @@ def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of a new object, from the headers of a request. Raises S3Error."""
     found = {}
     for name, value in headers.items():
+        if (name in _KEPT_HEADERS or name.startswith(META)) and _CONTROL.search(value):  # from a form
+            raise S3Error("InvalidArgument", f"{name[:80]}: a header has no control characters")
         if name.startswith(META):
             key = name[len(META) :]
             if key.startswith(OWN) or is_reserved(key):
@@ -126,7 +128,8 @@ def headers_of(info: ObjectInfo, query: Mapping[str, str], *, with_checksum: boo
     found["content-type"] = _DEFAULT_TYPE
     for name in _KEPT_HEADERS:
         # Those that a client of a gateway gave precede the remote object's.
-        if value := info.metadata.get(OWN + name) or info.metadata.get(STORE_PREFIX + name):
+        value = info.metadata.get(OWN + name) or info.metadata.get(STORE_PREFIX + name) or ""
+        if value and not _CONTROL.search(value):
             found[name] = value
     for key, value in info.metadata.items():
         if key == TAGGING:

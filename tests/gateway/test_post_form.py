@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import http.client
@@ -213,3 +214,19 @@ def test_the_policy_is_verified_before_the_file_comes(served: Served, bucket: st
     decoder = PostForm("boundary", bucket, {ACCOUNT.access_key: ACCOUNT})
     with pytest.raises(S3Error, match="does not allow"):
         decoder.feed(whole[: whole.index(bytes(range(256)))])
+
+
+def test_no_field_adds_headers_to_answers(served: Served, bucket: str) -> None:
+    evil = "text/x\r\nEvil: 1"
+    with GatewayThread(served.clients, None) as gateway:
+        for name in ("Content-Type", "Expires", "x-amz-meta-k"):
+            status, _, document = posted(gateway.port, bucket, form({"key": "a", name: evil}))
+            assert (status, b"<Code>InvalidArgument</Code>" in document) == (400, True)
+        served.client.bucket(bucket).put("a", DATA, metadata={"s3.content-type": evil, "s3.expires": "0", "k": evil})
+        for method in ("HEAD", "GET"):
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)) as connection:
+                connection.request(method, f"/{bucket}/a")
+                answer = connection.getresponse()
+                assert answer.read() == (DATA if method == "GET" else b"")
+            shown = [answer.getheader(name) for name in ("content-type", "expires", "evil", "x-amz-meta-k")]
+            assert (answer.status, shown) == (200, ["binary/octet-stream", "0", None, None])
