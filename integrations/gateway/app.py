@@ -436,6 +436,8 @@ class Gateway:
             answer.content_length = len(body)
         elif response.size_bytes is not None:
             answer.content_length = response.size_bytes
+        elif http.version < HttpVersion11:  # the end of the connection would not tell a whole answer from a cut one
+            raise S3Error("HttpVersionNotSupported", "the length of the answer is not known before: need HTTP/1.1")
         else:
             answer.enable_chunked_encoding()
         chunks: Iterator[Any] = iter((body,) if body else ()) if isinstance(body, bytes) else body

@@ -195,6 +195,7 @@ STATUSES = {
     "BucketNotEmpty": 409,
     "EntityTooLarge": 400,
     "EntityTooSmall": 400,
+    "HttpVersionNotSupported": 505,
     "IncompleteBody": 400,
     "InternalError": 500,
     "InvalidAccessKeyId": 403,

@@ -200,3 +200,19 @@ def test_parameters_of_version_2_are_signed_however_they_are_written(served: Ser
     assert served.client.bucket(bucket).get("a") == b"1"
     part = presigned("POST", f"/{bucket}/b?uploads")
     assert send(served, "POST", part, {})[0] == 200
+
+
+@table("line", ["POST /{}?bundle", "GET /v1/ml/moss/{}"])
+def test_an_answer_of_unknown_length_needs_http_1_1(
+    served: Served, bucket: str, open_gateway: GatewayThread, line: str
+) -> None:
+    served.client.bucket(bucket).put("a", b"1")
+    body = b'["a"]' if "bundle" in line else b'{"in": [{"objname": "a"}], "strm": true}'
+    with connected(open_gateway.port) as sock:
+        head = f"{line.format(bucket)} HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        status, _, document = parsed(received(sock))
+    assert (status, b"need HTTP/1.1" in document) == (505, True)
+    with connected(open_gateway.port) as sock:
+        sock.sendall(f"GET /{bucket}/a HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert parsed(received(sock))[::2] == (200, b"1")
