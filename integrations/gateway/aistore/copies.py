@@ -110,6 +110,13 @@ def uname(text: str) -> tuple[str, str, str]:
     return provider, parts[2], parts[3] if len(parts) > 3 else ""
 
 
+def require_apart(source: Bucket, target: Bucket, prefix: str, copying: Copying) -> None:
+    """Raise AISError if the copies of all objects with a prefix would themselves be listed, and copied again."""
+    name = copying.prepend + prefix
+    if source.name == target.name and copying.prepend and name.startswith(prefix) and not copying.is_dry:
+        raise AISError(400, f"ais://{source.name}: copies below {name[:80]!r} in the same bucket would be copied again")
+
+
 def copied(
     source: Bucket, target: Bucket, names: Iterable[str], copying: Copying, *, missing_fails: bool
 ) -> JobOutcome:
@@ -132,6 +139,7 @@ def copy_bucket(request: AisRequest) -> Response:
     source, copying = request.named_bucket(request.bucket, request.provider, must_exist=True), Copying.of(request)
     provider, name, _ = uname(request.query.get("bck_to", ""))
     target = places(request, name, provider, create=not copying.is_dry)
+    require_apart(source, target, copying.prefix, copying)
 
     def action(stopping: Stopping) -> JobOutcome:
         if copying.is_dry or copying.extensions or (copying.is_latest and keeps_copies(source)):

@@ -11,7 +11,7 @@ from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
 
 from ..request import Response, check_prefix, name_of
-from .copies import Copying, copied, places, synchronized, target_named
+from .copies import Copying, copied, places, require_apart, synchronized, target_named
 from .jobs import JobOutcome, Stopping, answer_when_done
 from .request import AISError, AisRequest
 
@@ -102,6 +102,8 @@ def copy_objects(request: AisRequest) -> Response:
     """Answer `copy-listrange`. Raises Refusal."""
     bucket, chosen, copying = _bucket(request), selection(request), Copying.of(request)
     to = places(request, *target_named(request), create=not copying.is_dry)
+    if chosen.names is None:
+        require_apart(bucket, to, chosen.prefix, copying)
 
     def action(stopping: Stopping) -> JobOutcome:
         names = stopping.until(chosen.of(bucket))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import http.client
 import io
+import itertools
 import json
 import tarfile
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from ais_loader.integrations.gateway.aistore import jobs, recent_jobs
 from ais_loader.integrations.gateway.aistore.groups import expand
 from ais_loader.integrations.gateway.aistore.jobs import JobOutcome, Stopping
 from ais_loader.integrations.gateway.aistore.request import AISError
+from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import eventually
 from ais_loader.values.urls import is_remote
 from tests.gateway.aistore.calls import action, call, job_of, succeeded
@@ -99,6 +103,44 @@ def test_copy_of_a_bucket(served: Served, bucket: str, filled: dict[str, bytes])
     value |= {"prefix": "shard-1", "ext": {"bin": "raw"}}
     job_of(served, call(served, "POST", f"buckets/{bucket}", action("copy-bck", value), **place))
     assert stored(served, to)["d/shard-11.raw"] == filled["shard-11.bin"]
+
+
+def test_copies_into_the_same_bucket_are_not_copied_again(
+    served: Served, bucket: str, filled: dict[str, bytes]
+) -> None:
+    here, store = {"name": bucket, "provider": "ais"}, served.client.bucket(bucket)
+    for message in (
+        action("copy-bck", {"prepend": "z/", "ext": {"bin": "raw"}}),
+        action("copy-bck", {"prepend": "s", "prefix": "s"}),
+        action("copy-listrange", {"template": "", "prepend": "z/", "tobck": here}),
+    ):
+        with only_so_many_copies(100):
+            answer = call(served, "POST", f"buckets/{bucket}", message, bck_to=f"ais/@#/{bucket}/")
+        assert (answer.status, "copied again" in answer.message()) == (400, True)
+    assert len(list(store)) == len(NAMES) + 1
+    for message in (
+        action("copy-bck", {"prepend": "z/", "prefix": "shard-", "ext": {"bin": "raw"}}),
+        action("copy-listrange", {"template": "other", "prepend": "z/", "tobck": here}),
+    ):
+        job_of(served, call(served, "POST", f"buckets/{bucket}", message, bck_to=f"ais/@#/{bucket}/"))
+    assert [name for name in store if name.startswith("z/")] == [
+        *("z/other", *(f"z/{name.removesuffix('bin')}raw" for name in NAMES))
+    ]
+
+
+@contextmanager
+def only_so_many_copies(most: int) -> Iterator[None]:
+    """Any further copy fails, and ends the action."""
+    copy, made = Bucket.copy, itertools.count()
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        if next(made) >= most:
+            raise errors.NodeUnavailable("this goes on for ever")
+        return copy(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "copy", counted)
+        yield
 
 
 def test_copies_are_synchronized(served: Served, bucket: str, filled: dict[str, bytes]) -> None:
