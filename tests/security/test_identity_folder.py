@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import re
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from ais_loader.errors import StoreError
 from ais_loader.extras import MissingExtra
-from storage_node.security.identity import identity_folder
+from ais_loader.testing import eventually
+from storage_node.security.identity import identity_folder, node_tls
 from storage_node.security.identity.certified import OPERATOR_URI, node_uri
 from storage_node.security.identity.credentials import TlsFiles
 from storage_node.security.identity.identity_folder import IdentityFolder, is_due, reachable_as
+from storage_node.settings.config import ServerConfig
 from tests.security.tls_kit import HOUR, forged
 
 UUID = bytes(range(16))
@@ -131,3 +141,31 @@ def test_a_folder_without_some_of_its_files_says_which(identity: IdentityFolder)
     identity.ca_file.unlink()
     with pytest.raises(StoreError, match=r"ca\.pem is missing"):
         identity.make()
+
+
+def test_a_key_of_the_ca_with_a_password_ends_no_renewals(
+    identity: IdentityFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_path = identity.path / "ca-key.pem"
+    plain, before = key_path.read_bytes(), Path(identity.node_files(UUID, ["10.0.0.5"]).cert_file)
+    first, failures = before.read_bytes(), list[Any]()
+    key_path.write_bytes(
+        load_pem_private_key(plain, None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+        )
+    )
+    with pytest.raises(StoreError, match=re.escape(str(identity.path))):
+        identity.node_files(UUID, ["10.0.0.6"])
+    monkeypatch.setattr(node_tls, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(node_tls.log, "warning", lambda *arguments: failures.append(arguments))
+
+    async def renew() -> None:
+        renewal = node_tls.Renewal(ServerConfig(host="10.0.0.6"), identity.path, UUID)
+        renewal.start()
+        await asyncio.to_thread(eventually, lambda: len(failures) > 1)
+        key_path.write_bytes(plain)
+        await asyncio.to_thread(eventually, lambda: before.read_bytes() != first)
+        await renewal.stop()
+
+    asyncio.run(renew())
+    assert "10.0.0.6" in names_in(str(before))

@@ -75,8 +75,8 @@ class CertificateAuthority:
         try:
             certificate = x509.load_pem_x509_certificate((folder / CA_FILE_NAME).read_bytes())
             key: Any = load_pem_private_key(key_path.read_bytes(), None)
-        except ValueError as error:
-            raise StoreError(f"{folder}: the files of its CA are damaged: {error}") from error
+        except (ValueError, TypeError) as error:  # TypeError: the key has a password
+            raise StoreError(f"{folder}: the files of its CA cannot be read: {error}") from error
         if key.public_key() != certificate.public_key():
             raise StoreError(f"{folder}: {CA_KEY_FILE_NAME} is not the key of the first certificate in {CA_FILE_NAME}")
         return cls(folder, certificate, key)
