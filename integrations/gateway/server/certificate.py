@@ -22,8 +22,13 @@ class Certificate:
         self._files = (cert_file, key_file)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.load_cert_chain(*self._files)
         self._stamp = self._stamped()
+        self._load_into(self.context)
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(
+            *self._files, password=""
+        )  # without one, a key that has one is asked for on the terminal
 
     def _stamped(self) -> tuple[tuple[int, int, int], ...]:
         for path in self._files:
@@ -43,8 +48,8 @@ class Certificate:
             stamp = self._stamped()
             if stamp == self._stamp:
                 return
+            self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a pair is loaded whole or not
+            self._load_into(self.context)
             self._stamp = stamp
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)  # a pair is loaded whole or not
-            self.context.load_cert_chain(*self._files)
         except OSError as error:  # also ssl.SSLError
             log.warning("%s: the former certificate stays in use: %s", self._files[0], error)
