@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 from ais_loader import connect, errors
 from storage_node.cli.token import token
 from storage_node.context.channels import make_secret
+from storage_node.security.rights import ledger
 from tests.security.rights_kit import key_in, secure
 
 
@@ -66,3 +69,24 @@ def test_keys(tmp_path: Path) -> None:
     (tmp_path / "key").chmod(0o644)
     words = "create", "--key", tmp_path / "key", "--scope", "*:read", "--tenant", "t", "--audience", "a", "--stdout"
     assert "chmod 600" in run(*words, fails=True)
+
+
+def test_a_line_that_could_not_be_written_hides_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = key_in(tmp_path)
+    words = "create", "--key", key, "--scope", "*:read", "--audience", "a", "--stdout"
+    run(*words, "--tenant", "first")
+    path = tmp_path / "key.tokens"
+    with monkeypatch.context() as patch:
+
+        def fails(_: int) -> None:
+            os.truncate(path, path.stat().st_size - 20)  # as on a full drive
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "fsync", fails)
+        run(*words, "--tenant", "lost", fails=True)
+    assert [line.split()[5] for line in run("list", "--key", key).splitlines()] == ["first"]
+    run(*words, "--tenant", "second")
+    assert [line.split()[5] for line in run("list", "--key", key).splitlines()] == ["first", "second"]
+    path.write_text("{\n" + path.read_text())
+    with pytest.raises(ValueError, match="line 1 is damaged"):
+        ledger.read(key)

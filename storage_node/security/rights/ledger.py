@@ -1,6 +1,7 @@
 """Ledger of the tokens that were made with a key: their claims, without the tokens, one JSON object a line.
 
-It lies beside the private key, as `KEY.tokens`, and only its owner may read it. Nodes do not need it.
+It lies beside the private key, as `KEY.tokens`, and only its owner may read it. Nodes do not need it. A last line
+without an end is that of a token which nobody got, since its line could not be written.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ def path_of(key: Path) -> Path:
 
 def add(key: Path, claims: TokenClaims) -> None:
     """Append a token. Raises OSError."""
-    with open(path_of(key), "a", opener=private) as file:
-        file.write(json.dumps(asdict(claims)) + "\n")
+    with open(path_of(key), "a+b", opener=private) as file:
+        file.seek(0)
+        *_, torn = file.read().split(b"\n")
+        file.truncate(file.tell() - len(torn))
+        file.write(json.dumps(asdict(claims)).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -32,7 +36,8 @@ def read(key: Path) -> list[TokenClaims]:
     if not path.exists():
         return []
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    *lines, _ = path.read_text().split("\n")
+    for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
             found.append(TokenClaims(**{**fields, "scopes": tuple(fields["scopes"])}))
