@@ -235,7 +235,7 @@ class Gateway:
         form = PostForm.of(http.method, bucket, key, query, headers.get("content-type", ""), self._keys)
         signed = Signed(None, UNSIGNED)  # as far as it is known before a form has come
         if form is None:
-            signed = self._verified(http.method, path, query, headers, bucket_path)
+            signed = verify(http.method, path, query, headers, bucket_path, self._keys)
         exchange.access_key = signed.account.access_key if signed.account is not None else ""
         call = route(http.method, bucket, key, parameters, headers)
         exchange.call = call.name
@@ -347,11 +347,6 @@ class Gateway:
         self.counters.closed["slow_answer"] += 1
         if http.transport is not None:
             cut(http.transport)
-
-    def _verified(self, method: str, path: str, query: str, headers: Mapping[str, str], bucket_path: str) -> Signed:
-        if self._keys is None:
-            return Signed(None, headers.get("x-amz-content-sha256", ""))
-        return verify(method, path, query, headers, bucket_path, self._keys)
 
     def _body(
         self, http: web.BaseRequest, call: S3Call, headers: Mapping[str, str], signed: Signed, form: PostForm | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import email.utils
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -153,13 +154,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 def parts_text(sizes: list[int]) -> str:
     """Return the sizes of an upload's parts as text, runs of equal ones once; "" if it would be too long."""
-    runs: list[list[int]] = []
-    for size in sizes:
-        if runs and runs[-1][0] == size:
-            runs[-1][1] += 1
-        else:
-            runs.append([size, 1])
-    text = ",".join(f"{size}x{count}" for size, count in runs)
+    text = ",".join(f"{size}x{len(list(run))}" for size, run in itertools.groupby(sizes))
     return text if len(text) <= _PARTS_TEXT_BYTES else ""
 
 

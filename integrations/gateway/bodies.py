@@ -15,7 +15,7 @@ from . import checksums
 from .checksums import Hasher
 from .post_form import PostForm
 from .request import S3Error
-from .signature import UNSIGNED, ChunkSigner, Signed, content_md5
+from .signature import UNSIGNED, ChunkSigner, Signed
 from .spool import BodyMemory, BodySpool
 
 MAX_BYTES = 5 << 30
@@ -54,7 +54,8 @@ class Body(BodySpool):
         """The checksum that the client announced, and that the bytes have: its algorithm and value."""
         self._most_bytes = most_bytes
         self._md5 = hashlib.md5(usedforsecurity=False)
-        self._want_md5 = content_md5(headers["content-md5"]) if "content-md5" in headers else None
+        md5 = headers.get("content-md5")
+        self._want_md5 = checksums.decoded(md5, 16, "InvalidDigest") if md5 is not None else None
         self._sha256: Hasher | None = None
         self._want_sha256 = ""
         self._want_bytes: int | None = None

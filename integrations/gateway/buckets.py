@@ -78,7 +78,7 @@ def delete_objects(request: Request) -> Response:
     if not 1 <= len(rows) <= _MAX_DELETED:
         raise S3Error("MalformedXML", f"need 1 to {_MAX_DELETED} objects")
     is_quiet = root.find("Quiet") == "true"
-    results: dict[int, S3Error | None] = {}
+    results: dict[int, S3Error | None] = dict.fromkeys(range(len(rows)))
     names: dict[int, str] = {}
     checked: dict[int, DeleteCondition] = {}
     for at, row in enumerate(rows):
@@ -101,13 +101,11 @@ def delete_objects(request: Request) -> Response:
         try:
             with suppress(errors.ObjectNotFound):
                 bucket.delete(name, if_version=condition.version(bucket, name))
-            results[at] = None
         except S3Error as error:
             results[at] = error
         except errors.LoaderError as error:
             results[at] = of_store(error)
     for at, done in zip(names, bucket.iter_delete_many(list(names.values()), on_error="yield"), strict=True):
-        results[at] = None
         if isinstance(done, errors.LoaderError) and not isinstance(done, errors.ObjectNotFound):
             results[at] = of_store(done)
     parts = []

@@ -89,16 +89,15 @@ class Clients:
         return client
 
     def _verifies_tokens(self) -> bool:
+        if not is_remote(self._url):
+            return False
         if self._verifies is None:
-            if not is_remote(self._url):
-                self._verifies = False
-            else:
-                with connect(self._url, ca=self._ca, token=_NO_TOKEN) as client:
-                    try:
-                        client.buckets()
-                        self._verifies = False
-                    except AccessDenied:
-                        self._verifies = True
+            with connect(self._url, ca=self._ca, token=_NO_TOKEN) as client:
+                try:
+                    client.buckets()
+                    self._verifies = False
+                except AccessDenied:
+                    self._verifies = True
         return self._verifies
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from storage_node.limits.pace import Pace
 
 from .attributes import http_date
 from .request import INLINE_BYTES, Response
-from .server.options import Limits
+from .server.options import LOOKS, Limits
 
 if TYPE_CHECKING:
     from ais_loader.values.source import Buffer
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from .request import Chunk
 
-_LOOKS = 8
-"""How often a client is looked at within `idle_s`."""
 _MOST_BUFFERS = 1024
 """Most buffers that one call of the kernel takes."""
 _MAX_LOOK_S = 0.5
@@ -73,7 +71,7 @@ class DirectSend:
         # A handle of its own: should the event loop close the connection, no other connection can get its number.
         self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
         self._lock = threading.Lock()  # `stop` must not meet a number that was closed and is in use again
-        self._look_s = min(limits.idle_s / _LOOKS, _MAX_LOOK_S)
+        self._look_s = min(limits.idle_s / LOOKS, _MAX_LOOK_S)
         self._slots = slots
         self._pace = Pace(limits)
         self.has_begun = False

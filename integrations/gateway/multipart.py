@@ -90,28 +90,25 @@ def copy_part(request: Request) -> Response:
     """
     number = part_number(request.query.get("partNumber", ""))
 
-    def opened() -> tuple[MultipartUpload, CopySource]:
-        return _upload(request), CopySource(request)
+    def copied(source: CopySource) -> Response:
+        upload = _upload(request)
+        start, length = source.range(request.headers.get(f"{COPY_SOURCE}-range"))
+        # The text that is hashed has no other copy: the version and the range.
+        text = f"{source.bucket}/{source.name} {source.info.version} {start} {length}"
+        md5 = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+        part = upload.copy_part(
+            number,
+            source.name,
+            bucket=source.bucket,
+            version=source.version,
+            start=start,
+            length=length,
+            metadata={_MD5: md5},
+        )
+        body = xml.tags(LastModified=stamp(part.modified_ns), ETag=f'"{md5}"')
+        return xml_response(xml.document("CopyPartResult", [body]))
 
-    return with_current(request.key, opened, lambda found: _copied(request, number, *found))
-
-
-def _copied(request: Request, number: int, upload: MultipartUpload, source: CopySource) -> Response:
-    start, length = source.range(request.headers.get(f"{COPY_SOURCE}-range"))
-    # The text that is hashed has no other copy: the version and the range.
-    text = f"{source.bucket}/{source.name} {source.info.version} {start} {length}"
-    md5 = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-    part = upload.copy_part(
-        number,
-        source.name,
-        bucket=source.bucket,
-        version=source.version,
-        start=start,
-        length=length,
-        metadata={_MD5: md5},
-    )
-    body = xml.tags(LastModified=stamp(part.modified_ns), ETag=f'"{md5}"')
-    return xml_response(xml.document("CopyPartResult", [body]))
+    return with_current(request.key, lambda: CopySource(request), copied)
 
 
 def _etag(part: PartInfo) -> str:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from urllib.parse import quote, urlencode
 
 from ais_loader import errors
-from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.put_spec import make_range, make_request
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
@@ -252,25 +251,14 @@ def _copied(request: Request, source: CopySource, name: str) -> Response:
     if same and condition == conditions.WriteCondition():
         condition = conditions.WriteCondition(if_version=source.version)
     parts = [make_range(source.bucket, source.name, source.version)]
-    made = compose(bucket, name, parts, metadata, condition)
+    composed = make_request(bucket.name, name, parts, metadata=metadata)
+    if condition.if_absent:
+        composed.object.condition.if_absent = True
+    elif condition.if_version:
+        composed.object.condition.if_version = condition.if_version
+    made = bucket.client._transport.compose(composed)
     body = xml.tags(LastModified=stamp(made.modified_ns), ETag=f'"{attributes.etag(made)}"')
     return xml_response(xml.document("CopyObjectResult", [body]))
-
-
-def compose(
-    bucket: Bucket,
-    name: str,
-    parts: list,  # type: ignore[type-arg]
-    metadata: dict[str, str] | None,
-    condition: conditions.WriteCondition,
-) -> ObjectInfo:
-    """Make an object of parts of others. `metadata` None: that of the first part's object."""
-    request = make_request(bucket.name, name, parts, metadata=metadata)
-    if condition.if_absent:
-        request.object.condition.if_absent = True
-    elif condition.if_version:
-        request.object.condition.if_version = condition.if_version
-    return bucket.client._transport.compose(request)
 
 
 def object_attributes(request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -40,7 +41,10 @@ async def serve_until(
 
 
 def stopper(stopping: asyncio.Event, limits: Limits) -> Callable[[], None]:
-    """Return a function that stops the gateway of this process, and the process in any case a while later."""
+    """Return a function that stops the gateway of this process, and the process in any case a while later.
+
+    SIGTERM and SIGINT call it, too.
+    """
 
     def stop() -> None:
         stopping.set()
@@ -49,4 +53,6 @@ def stopper(stopping: asyncio.Event, limits: Limits) -> Callable[[], None]:
         ending.daemon = True
         ending.start()
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     return stop

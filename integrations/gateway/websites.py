@@ -34,9 +34,8 @@ def refuse_websites(headers: Mapping[str, str], domains: tuple[str, ...], *, is_
 
 
 def _is_known(name: str, domains: tuple[str, ...]) -> bool:
-    for known in ("localhost", *(domain.lower() for domain in domains)):
-        if name == known or name.endswith(f".{known}"):
-            return True
+    if f".{name}".endswith((".localhost", *(f".{domain.lower()}" for domain in domains))):
+        return True
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:

@@ -66,9 +66,8 @@ def archive_objects(request: AisRequest) -> Response:
         raise AISError(400, "archname: need the name of the archive")
     target, provider = target_named(request)
     to = places(request, target, provider, create=True) if target else source
-    made = _Archiving(
-        source, to, name_of(name), _format(value.get("mime") or "", name), _names(value.get("isbn")), request.spool
-    )
+    names: ArchiveNames = "bucket" if value.get("isbn") is True else "object"
+    made = _Archiving(source, to, name_of(name), _format(value.get("mime") or "", name), names, request.spool)
     if value.get("aate") and to.exists(made.name):
         raise unsupported("appending to an archive")
     skips = bool(value.get("coer")) or not chosen.is_list
@@ -88,10 +87,6 @@ def _format(mime: object, name: str) -> ArchiveFormat:
         if end.startswith(".") and name.endswith(end):
             return format_
     raise AISError(400, f"{name[:80]!r}: need a name that ends with .tar, .tgz, .tar.gz, .tar.lz4 or .zip, or mime")
-
-
-def _names(with_bucket: object) -> ArchiveNames:
-    return "bucket" if with_bucket is True else "object"
 
 
 def _found(source: Bucket, chosen: Selection, stopping: Stopping, *, skips: bool) -> Iterator[Entry]:

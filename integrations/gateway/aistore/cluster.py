@@ -80,8 +80,8 @@ def cluster_config(request: AisRequest) -> Response:
     return json_response({**sections, **shown, "space": space})
 
 
-def backends(request: AisRequest) -> Response:
-    """Answer a request for the kinds of remote storage that buckets can be in."""
+def none(_: AisRequest) -> Response:
+    """Answer a request for a list of what is not here: AIStore's backends, and downloads or sorts as jobs."""
     return json_response([])
 
 

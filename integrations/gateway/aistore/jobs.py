@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ais_loader import errors
 from ais_loader.transforms.transform_job import TransformJob
 from ais_loader.values.entry import ObjectInfo
 
+from ..listing import stamp
 from ..request import Response
 from .cluster import TARGET
 from .recent_jobs import RecentJob, RecentJobs, Stopped
@@ -243,9 +243,7 @@ class AisJob:
 
 
 def _time(at_ms: int) -> str:
-    if not at_ms:
-        return _NEVER
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return stamp(at_ms * 1_000_000) if at_ms else _NEVER
 
 
 def _of_id(text: str) -> AisJob | None:
@@ -386,11 +384,6 @@ def statuses(request: AisRequest) -> Response:
 def running(request: AisRequest) -> Response:
     """Answer `what=running_all`. As in AIStore, jobs of some kinds stay in this list for a while, as idle ones."""
     return json_response([f"{job.kind}[{job.id}]" for job in _known(request) if job.is_listed_as_running])
-
-
-def none_of_others(_: AisRequest) -> Response:
-    """Answer a request for a list of downloads or sorts, which `ais show job` sends: there are none here."""
-    return json_response([])
 
 
 def start(request: AisRequest) -> Response:

@@ -22,7 +22,7 @@ from ..request import Refusal, S3Error
 from .access_log import AccessLog
 from .counters import GatewayCounters
 from .exchange import MALFORMED, Exchange
-from .options import Limits
+from .options import LOOKS, Limits
 
 with needs("aiohttp", "ais-loader gateway", extra="gateway"):
     from aiohttp import web
@@ -33,8 +33,6 @@ PAGE_PREFIX = "/ui/"
 """Prefix of the paths of the store's page, if it is served."""
 BACKLOG = 1024
 """Connections that wait to be accepted."""
-_LOOKS = 8
-"""How often a client is looked at within `idle_s`."""
 _LINGER_S = 2.0
 _READ_BYTES = 64 << 10
 """Bytes that are read from a connection at once. Twice as many may wait to be decoded."""
@@ -123,7 +121,7 @@ class BoundedServer(web.Server):
 
     def _look_at_clients(self) -> None:
         now_s = self._loop.time()
-        self._look = self._loop.call_at(now_s + self.limits.idle_s / _LOOKS, self._look_at_clients)
+        self._look = self._loop.call_at(now_s + self.limits.idle_s / LOOKS, self._look_at_clients)
         for connection, transport in list(self._connections.items()):
             if isinstance(connection, _Connection):
                 connection.look(transport, now_s)

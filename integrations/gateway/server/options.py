@@ -8,6 +8,9 @@ from pathlib import Path
 
 from storage_node.limits.pace import PaceLimits
 
+LOOKS = 8
+"""How often a client is looked at within `idle_s`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits(PaceLimits):

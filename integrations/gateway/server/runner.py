@@ -73,8 +73,7 @@ async def _serve(
     metrics_port: int | None,
 ) -> None:
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopper(stopping, plan.options.limits))
+    stopper(stopping, plan.options.limits)
     gateway = plan.gateway(clients)
     with metrics_served(metrics_host, metrics_port, METRICS, lambda: {"0": gateway.counters}) as port:
         await serve_until(gateway, listener, stopping, lambda: announce(port), plan.certificate())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -43,8 +42,6 @@ async def _serve(plan: GatewayPlan, clients: Any, listener: socket.socket, contr
 
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     stop = stopper(stopping, plan.options.limits)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
     gateway = plan.gateway(clients)
     loop.add_reader(control.fileno(), _answer, gateway, control, stop)
     try:
