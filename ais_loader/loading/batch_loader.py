@@ -533,7 +533,7 @@ def _position(
     dataset: Any, batches: Any, rank: int | None, world_size: int | None, tail: Tail | None, held_back: int
 ) -> PlanPosition | SamplerPosition:
     if isinstance(batches, BatchSampler) and rank is None and world_size is None and tail is None:
-        batches.position.set_dataset(dataset)
+        batches.position.set_dataset(dataset, held_back)
         return batches.position
     if callable(getattr(batches, "batch", None)) and callable(getattr(batches, "steps", None)):
         return PlanPosition(batches, dataset, rank, world_size, tail, held_back)

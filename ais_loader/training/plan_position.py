@@ -104,8 +104,7 @@ class PlanPosition:
         tail: Tail | None = None,
         held_back: int = 0,
     ) -> None:
-        """`dataset`: See `set_dataset`. `held_back`: The number of its last samples that the plan does not draw. Raises
-        InvalidRequest."""
+        """`dataset`, `held_back`: See `set_dataset`. Raises InvalidRequest."""
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
         if rank is not None and world_size is not None:
@@ -115,7 +114,7 @@ class PlanPosition:
             raise InvalidRequest(f"tail={tail!r}: the plan has tail={own_tail!r}")
         self._tail: Tail = own_tail or tail or "repeat"
         split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=self._tail)
-        self.plan, self._held_back = plan, held_back
+        self.plan, self._held_back = plan, 0
         self._given_place = None if rank is None or world_size is None else (rank, world_size)
         self.is_of_replicas = False
         """Whether several ranks of torch.distributed have the same place, and all of them have one."""
@@ -134,7 +133,7 @@ class PlanPosition:
         self._is_first = True
         """Whether no run has begun: the ranks compare their plans, and one warning tells what is left out."""
         self._drawing = threading.Lock()
-        self.set_dataset(dataset)
+        self.set_dataset(dataset, held_back)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"run": None, "_drawing": None}
@@ -143,23 +142,24 @@ class PlanPosition:
         self.__dict__.update(state)
         self._drawing = threading.Lock()
 
-    def set_dataset(self, dataset: Any) -> None:
+    def set_dataset(self, dataset: Any, held_back: int = 0) -> None:
         """Set the dataset whose samples the plan's numbers count, if it is known.
 
-        Raises InvalidRequest if it has another number of samples, or other entries than a state that was loaded.
+        `held_back`: The number of its last samples that the plan does not draw. Raises InvalidRequest if it has another
+        number of samples, or other entries than a state that was loaded.
         """
-        if dataset is None or dataset is self._dataset:
+        if dataset is None or (dataset is self._dataset and held_back == self._held_back):
             return
         if (
             isinstance(self.plan, NumberPlan)
             and hasattr(dataset, "__len__")
-            and len(dataset) != self.plan.n + self._held_back
+            and len(dataset) != self.plan.n + held_back
         ):
-            less = f", of which reserve= holds {self._held_back:,} back" if self._held_back else ""
+            less = f", of which reserve= holds {held_back:,} back" if held_back else ""
             raise InvalidRequest(f"the plan has n={self.plan.n:,} numbers, for {len(dataset):,} samples{less}")
         if isinstance(self.plan, MixPlan):
             _check_sources(self.plan.source_sizes, dataset)
-        self._dataset, self._digests = dataset, None
+        self._dataset, self._held_back, self._digests = dataset, held_back, None
         if self._unchecked is not None:
             position, described = self._unchecked
             _compare(described, self._description(position))

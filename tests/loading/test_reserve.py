@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from loading_kit import Broken, Numbers
 
-from ais_loader import BatchLoader, Item, MapDataset, ShufflePlan
+from ais_loader import BatchLoader, BatchSampler, Item, MapDataset, ShufflePlan
 from ais_loader.errors import EntryFailed, InvalidRequest, ObjectDenied
 from ais_loader.plans import BucketPlan, PackPlan
 from ais_loader.testing import throwaway_store
@@ -97,6 +97,18 @@ def test_denied_samples_are_counted_and_others_still_raise() -> None:
         list(BatchLoader(dataset, [[1, 3]]))
     with pytest.raises(EntryFailed, match="none of the 2 samples of the reserve is good"):
         list(BatchLoader(dataset, [[1, 3]], reserve=[7, 8]))
+
+
+def test_a_batch_sampler_draws_beside_a_reserve_as_its_plan_does() -> None:
+    plan, dataset = PLANS["shuffle"](), denied_ones()
+    sampler = BatchSampler(plan, 0, 1)
+    with BatchLoader(dataset, sampler, reserve=HELD) as loader:
+        assert list(loader) == [batch for _, batch in sorted(oracle(plan, dataset, 1).items())]
+        assert len(ledger(loader, loader.state_dict(), 0)) == 6
+    with pytest.raises(InvalidRequest, match="the plan has n=60 numbers, for 68 samples$"):
+        BatchLoader(dataset, sampler)
+    with pytest.raises(InvalidRequest, match="for 68 samples, of which reserve= holds 7 back"):
+        BatchLoader(dataset, sampler, reserve=HELD - 1)
 
 
 def test_wrong_reserves_are_refused() -> None:
