@@ -437,8 +437,8 @@ class BatchLoader(Closing):
             self._ahead = None
 
     def __del__(self) -> None:
-        if self.__dict__.get("_ahead") is not None:
-            self._end_ahead()
+        if {"_ahead", "_running"} <= self.__dict__.keys():
+            self._end_iterations()  # one that was started ahead, and never iterated over, ends only here
         if self.__dict__.get("_kept") is not None:
             self._end_kept()
 

@@ -57,6 +57,16 @@ def test_an_abandoned_iteration_leaves_no_thread() -> None:
     assert our_threads() == []
 
 
+def test_a_prefetched_iteration_that_is_dropped_before_its_first_batch_leaves_no_thread() -> None:
+    loader = BatchLoader(Numbers(N), ShufflePlan(N, 3), threads=3)
+    loader.start_prefetch()
+    batches = iter(loader)
+    assert our_threads()
+    del batches, loader
+    gc.collect()
+    assert our_threads() == []
+
+
 def test_two_loaders_share_a_dataset() -> None:
     dataset = Numbers(N, 0.001)
     loaders = [BatchLoader(dataset, ShufflePlan(N, 3, seed=seed)) for seed in range(2)]
