@@ -210,7 +210,7 @@ def _good_samples(fetcher: Fetcher, work: Any, pending: Any) -> tuple[Any, list[
     try:
         return fetcher.samples(work, pending), []
     except Exception as error:
-        if isinstance(error, _OF_THE_STORE) or _policy(fetcher, error, asks=False) == "raise":
+        if not len(work) or isinstance(error, _OF_THE_STORE) or _policy(fetcher, error, asks=False) == "raise":
             raise
         _refuse_bad_numbers(fetcher, work)
         found = list(_each(fetcher, work, error, work, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,19 @@ def test_a_batch_without_a_good_sample_is_an_error() -> None:
     for on_bad in ("skip", "substitute"):
         with pytest.raises(EntryFailed, match="none of the 2 samples of a batch is good: sample 8"):
             list(BatchLoader(Broken(10, [8, 9]), BATCHES, on_bad=on_bad))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "substitute"])
+def test_an_empty_batch_that_fails_raises_its_own_error(on_bad: Any) -> None:
+    class NeverEmpty(Numbers):
+        def __getitems__(self, indices: Iterable[int]) -> list[int]:
+            wanted = super().__getitems__(indices)
+            return [max(wanted), *wanted][1:]
+
+    batches = iter(BatchLoader(NeverEmpty(10), [[1], []], on_bad=on_bad))
+    assert next(batches) == [1]
+    with pytest.raises(ValueError, match="empty"):
+        next(batches)
 
 
 def test_errors_of_the_store_are_always_raised() -> None:
