@@ -22,6 +22,7 @@ from ais_loader.extras import needs
 from ais_loader.transport.base import member_name_fault
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, Item
+from ais_loader.values.whole_file import whole_file
 from ais_loader.wire.closing import Closing
 
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.lz4", "tar.zst", "zip"]
@@ -93,16 +94,8 @@ class BatchArchive(Closing):
         iterated over before.
         """
         if isinstance(target, str | os.PathLike):
-            path = os.fspath(target)
-            part = f"{path}.part"
-            try:
-                with open(part, "wb") as file:
-                    self._write(file)
-                os.replace(part, path)
-            except BaseException:
-                if os.path.exists(part):
-                    os.unlink(part)
-                raise
+            with whole_file(os.fspath(target), replace=True) as file:
+                self._write(file)
         else:
             self._write(target)
         return self

@@ -14,7 +14,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from ais_loader import Bucket, Entry
+from ais_loader import Bucket, Entry, Item
 from ais_loader.errors import Closed, InvalidName, InvalidRequest, ObjectNotFound
 from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames
 from ais_loader.testing import seeded_bytes
@@ -124,6 +124,26 @@ def test_an_error_leaves_no_file_and_no_archive_that_looks_whole(
     if archive == "zip":
         with pytest.raises(zipfile.BadZipFile):
             zipfile.ZipFile(io.BytesIO(file.getvalue()))
+
+
+def test_two_that_write_to_one_path_leave_a_whole_archive_and_touch_no_other_file(
+    filled: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, entries = tmp_path / "out", entries_of(filled, ["a", "large"])
+    (tmp_path / "out.part").write_bytes(b"of another program")
+    first, second = (filled.client.get_batch(entries, archive="tar") for _ in range(2))
+    name_of = first.name_of
+
+    def name_after_second(item: Item, size_bytes: int) -> str:
+        if not second.delivered:
+            second.write_to(path)
+        return name_of(item, size_bytes)
+
+    monkeypatch.setattr(first, "name_of", name_after_second)
+    first.write_to(path)
+    assert members(path.read_bytes(), "tar") == [(f"{filled.name}/{name}", OBJECTS[name]) for name in ("a", "large")]
+    assert (tmp_path / "out.part").read_bytes() == b"of another program"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "out.part"]
 
 
 @pytest.mark.parametrize("archive", FORMATS)
