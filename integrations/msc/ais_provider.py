@@ -17,6 +17,7 @@ from typing import Any
 from ais_loader import Client, ObjectInfo, errors
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import one_level
+from ais_loader.values.whole_file import whole_file
 
 from ..file_errors import as_files
 from ..shared_store import StoreReference
@@ -35,7 +36,6 @@ with needs("multistorageclient", "msc:// over a store"):
 _SYMLINK = "msc-symlink-target"
 """The metadata key under which the client's providers for object stores keep where a link leads."""
 _TRANSIENT = (errors.NodeUnavailable, errors.Overloaded, errors.SilenceTimeout, errors.RemoteUnavailable)
-_PART_SUFFIX = ".ais-part"
 
 
 class AISProvider(BaseStorageProvider):  # type: ignore[misc]  # the client is not type-checked here
@@ -142,14 +142,8 @@ class AISProvider(BaseStorageProvider):  # type: ignore[misc]  # the client is n
                     f.write(chunk)
             else:
                 os.makedirs(os.path.dirname(f) or ".", exist_ok=True)
-                part = Path(f"{f}.{os.getpid()}{_PART_SUFFIX}")
-                try:
-                    with part.open("wb") as file:
-                        for chunk in reader.chunks():
-                            file.write(chunk)
-                    part.replace(f)
-                finally:
-                    part.unlink(missing_ok=True)
+                with whole_file(f, replace=True) as file:
+                    file.writelines(reader.chunks())
             return reader.info.size_bytes
 
     # -- writing

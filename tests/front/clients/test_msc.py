@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from multistorageclient.types import PreconditionFailedError, Range, RetryableEr
 
 import ais_loader
 from ais_loader.integrations.msc import AISProvider, install
+from ais_loader.objects.object_file import ObjectReader
 from ais_loader.testing import NodeProcess, throwaway_folder
 
 FILES = {
@@ -129,6 +131,29 @@ def test_writes_copies_deletes_and_local_copies(files: msc.StorageClient, tmp_pa
         files.read("new/up")
     files.delete("new", recursive=True)
     assert described(files.list(path="")) == sorted((name, "file", len(data)) for name, data in FILES.items())
+
+
+def test_threads_that_download_one_file_get_all_of_it(
+    files: msc.StorageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, path, chunks = files._storage_provider, tmp_path / "down", ObjectReader.chunks
+    large = b"l" * (5 << 20)
+    files.write("large", large)
+    others: list[bytes] = []
+
+    def with_another(self: ObjectReader) -> Iterator[memoryview]:
+        for at, chunk in enumerate(chunks(self)):
+            if at == 1 and not others:
+                others.append(b"")
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(provider.download_file, "large", str(path)).result(180)
+                others.append(path.read_bytes())
+            yield chunk
+
+    monkeypatch.setattr(ObjectReader, "chunks", with_another)
+    provider.download_file("large", str(path))
+    assert path.read_bytes() == others[1] == large
+    assert [one.name for one in tmp_path.iterdir()] == ["down"]
 
 
 def test_attributes_links_and_conditions(files: msc.StorageClient) -> None:
