@@ -336,7 +336,9 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         bucket, name = self._object(path)
         first, stop = start or 0, end
         if first < 0 or (stop is not None and stop < 0):
-            size = int(self.info(path)["size"])
+            size = 0
+            with suppress(FileNotFoundError):  # the batch reports it, in its place
+                size = int(self.info(path)["size"])
             first = max(0, size + first) if first < 0 else first
             stop = size + stop if stop is not None and stop < 0 else stop
         return Entry(bucket, name, start=first, length=None if stop is None else max(0, stop - first))
@@ -422,7 +424,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             by_bucket.setdefault(bucket, []).append((name, data))
         for bucket_name, pairs in by_bucket.items():
             with self._writing(bucket_name) as client:
-                client.bucket(bucket_name).put_many(pairs)
+                client.bucket(bucket_name).put_many(pairs, if_absent=kwargs.get("mode") == "create")
         return None
 
     def put_file(self, lpath: Any, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:

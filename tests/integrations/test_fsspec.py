@@ -100,6 +100,10 @@ def test_many_files_come_with_one_call_and_failures_in_their_place(files: AISFil
     assert files.cat("b/a/c", recursive=True) == {f"b/{name}": FILES[name] for name in ("a/c/d", "a/c/e f#?%20")}
     found = files.cat_ranges(["b/a", "b/nothing", "b/z.bin"], [0, 0, 5], [2, 2, 10])
     assert found[0] == b"on" and isinstance(found[1], FileNotFoundError) and found[2] == FILES["z.bin"][5:10]
+    found = files.cat_ranges(["b/nothing", "b/a", "b/nothing"], [-2, -2, 1], [None, None, -1])
+    assert found[1] == b"ne" and isinstance(found[0], FileNotFoundError) and isinstance(found[2], FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        files.tail("b/nothing", 2)
 
 
 @table(("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)])
@@ -131,6 +135,14 @@ def test_a_file_is_written_whole_when_it_is_closed_or_not_at_all(files: AISFileS
     assert files.cat_file("b/late") == b"first"
     with pytest.raises(OSError, match="'ab'"):
         files.open("b/new", "ab")
+
+
+def test_many_files_are_created_only_where_there_is_none(files: AISFileSystem) -> None:
+    with pytest.raises(FileExistsError, match="wanted none"):
+        files.pipe({"b/made": b"new", "b/a": b"lost"}, mode="create")
+    assert (files.cat_file("b/a"), files.cat_file("b/made")) == (b"one", b"new")
+    files.pipe({"b/made": b"again", "b/a": b"replaced"}, mode="overwrite")
+    assert (files.cat_file("b/a"), files.cat_file("b/made")) == (b"replaced", b"again")
 
 
 def test_a_transaction_writes_all_its_files_or_none(files: AISFileSystem) -> None:
