@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
+from storage_node.store.store import Store
 from tests import seeded_draws
 
 DRAWS = 100
@@ -37,3 +40,14 @@ def test_what_places_nothing_stays_random(monkeypatch: pytest.MonkeyPatch) -> No
     before = Counter(seeded_draws._drawn)
     exec("import uuid\nuuid.uuid4()", {"__name__": "ais_loader.objects.multipart"})
     assert seeded_draws._drawn == before
+
+
+def test_identities_of_buckets_repeat_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for run in range(2):
+        monkeypatch.setattr(seeded_draws, "_drawn", Counter())
+        with Store.open([tmp_path / f"{run}"], mode="a") as store:
+            found.append([store.create_bucket(name).uuid for name in ("a", "b")])
+    assert found[0] == found[1] and len({*found[0]}) == 2
+    groups = [draw_bucket_uuid() for _ in range(2)]
+    assert groups[0] != groups[1] and created_ns(groups[0].hex()) > created_ns(found[0][0])

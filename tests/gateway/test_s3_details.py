@@ -51,6 +51,7 @@ def test_tags(served: Served, s3: Any, bucket: str) -> None:
     assert code(s3.get_object_tagging, Bucket=bucket, Key="none") == ("NoSuchKey", 404)
 
 
+@pytest.mark.usefixtures("true_times_of_buckets")
 def test_buckets_have_the_time_of_their_creation(s3: Any) -> None:
     bucket = f"created-{uuid.uuid4().hex}"
 
