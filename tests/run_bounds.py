@@ -40,7 +40,7 @@ import pytest_timeout
 RUN_VARIABLE = "PYTEST_RUN_OF_AIS_LOADER"
 """Inherited by all that a run starts."""
 _WORKER = "PYTEST_XDIST_WORKER"
-_GRACE_S = 15.0
+_GRACE_S = 40.0
 """For what ends by itself when the process that has started it ends."""
 _INTERRUPTED_S = 90.0
 """What an interrupted test has to stop its nodes in, before its process is ended."""

@@ -50,7 +50,7 @@ def downloaded(node: Node, version: str = "") -> bytes:
         return error
 
     request = pb.GetRequest(bucket="b", name="x", version=version)
-    return b"".join(download(request, node, translate, timeout_s=5.0, retry_s=5.0))
+    return b"".join(download(request, node, translate, timeout_s=180.0, retry_s=180.0))
 
 
 LOST = errors.NodeUnavailable("the connection was lost")

@@ -229,10 +229,14 @@ class TestArguments:
 
     @pytest.mark.parametrize("entries", [URLS, f"ais://{BUCKET}/"])
     def test_a_url_of_nodes_is_tried_for_as_long_as_retry_s_says(self, entries: Any) -> None:
-        began_s = time.monotonic()
-        with pytest.raises(NodeUnavailable):
-            MapDataset("grpc://127.0.0.1:1", entries, retry_s=0)[0]
-        assert time.monotonic() - began_s < ClusterOptions().retry_s
+
+        def takes_s() -> float:
+            began_s = time.monotonic()
+            with pytest.raises(NodeUnavailable):
+                MapDataset("grpc://127.0.0.1:1", entries, retry_s=0)[0]
+            return time.monotonic() - began_s
+
+        assert any(takes_s() < ClusterOptions().retry_s for _ in range(5))  # a machine may stand still for as long
         dataset = pickle.loads(pickle.dumps(MapDataset("grpc://127.0.0.1:1", URLS, retry_s=0)))
         with pytest.raises(NodeUnavailable):
             next(iter(BatchLoader(dataset, ShufflePlan(len(URLS), 4))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tests.node.drive_kit import patient_operators
 
 pytestmark = pytest.mark.slow  # processes
 NAMES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-OPTIONS = ClusterOptions(retry_s=60.0, lane="grpc")
+OPTIONS = ClusterOptions(retry_s=240.0, lane="grpc")
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_client_that_wants_one_uses_it(proxies: pytest.MonkeyPatch, tmp_path: 
         gate = Gate()
         for name in NAMES:
             proxies.setenv(name, gate.url(Place(UrlOrigin("https", "127.0.0.1", node.port), None)))
-        with connect(node.url, options=options) as client:
+        with connect(node.url, options=replace(options, retry_s=OPTIONS.retry_s)) as client:
             client.create_bucket("b").put("a", b"a")
             assert client.bucket("b").get("a") == b"a"
         gate.close()

@@ -71,10 +71,10 @@ def size_at(cluster: ClusterProcesses, client: Client, number: int) -> int | Non
     return state.size_bytes if state.HasField("version") and not state.is_tombstone else None
 
 
-def is_put(bucket: Bucket) -> bool:
-    """Whether a write is acknowledged. An owner that has just started may not be reached yet, and it is repeated."""
+def is_put(bucket: Bucket, data: bytes = NEW) -> bool:
+    """Whether a write is acknowledged. It is repeated where a node has just started, or has stood still."""
     try:
-        bucket.put(NAME, NEW)
+        bucket.put(NAME, data)
     except errors.OutcomeUnknown:  # the remote storage has it, and too few nodes
         return False
     return True
@@ -115,7 +115,7 @@ def test_an_older_copy_of_a_stand_in_does_not_come_back(
         bucket = made(client, remote_bucket, write)
         first, second, other = owners_of(cluster, client)
         cluster.nodes[second].kill()
-        bucket.put(NAME, OLD)
+        eventually(lambda: is_put(bucket, OLD))
         cluster.nodes[other].pause()
         cluster.nodes[second].start()
         eventually(lambda: is_put(bucket))
@@ -137,10 +137,10 @@ def test_an_older_copy_of_an_owner_that_was_away_does_not_come_back(
     with connect(cluster.url, options=PATIENT_CLIENT) as client:
         bucket = made(client, remote_bucket, write)
         first, second, other = owners_of(cluster, client)
-        bucket.put(NAME, OLD)
+        eventually(lambda: is_put(bucket, OLD))
         bucket.flush(timeout_s=120)
         cluster.nodes[second].kill()
-        bucket.put(NAME, NEW)
+        eventually(lambda: is_put(bucket))
         eventually(lambda: is_uploaded(remote_bucket))
         evicted(cluster, bucket, first)
         cluster.nodes[other].kill()

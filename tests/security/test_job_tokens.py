@@ -24,8 +24,6 @@ from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 
 pytestmark = pytest.mark.slow  # each waits for processes of transforms
 TIMEOUT_S = 180.0
-ENDS_WITHIN_S = 60.0
-"""Much less than the jobs would take."""
 NAMES = [f"{number:03d}" for number in range(200)]
 RIGHTS = ("from:read,list,etl-use,etl-job", "to:write,read,list,etl-job")
 
@@ -85,7 +83,7 @@ def require_ended(node: SecureNode, why: str) -> None:
     """The job has failed for this reason, and stores nothing any more."""
     with connect(node.url, token=node.token(EVERYTHING)) as client:
         job = client.etl.job("mine")
-        eventually(lambda: job.refresh().state != "running", ENDS_WITHIN_S)
+        eventually(lambda: job.refresh().state != "running", TIMEOUT_S)
         assert job.state == "failed" and why in job.problem and "'team'" in job.problem
         stored = sorted(client.bucket("to"))
         assert len(stored) < len(NAMES) / 2
@@ -118,7 +116,7 @@ def test_a_job_ends_when_its_token_expires(node: SecureNode, monkeypatch: pytest
     monkeypatch.setattr(token_gate, "now_s", lambda: time.time() + 900)
     with connect(node.url, token=lasting) as client:
         job = client.etl.job("mine")
-        eventually(lambda: job.refresh().state != "running", ENDS_WITHIN_S)
+        eventually(lambda: job.refresh().state != "running", TIMEOUT_S)
         assert job.state == "failed" and "has expired" in job.problem
         with pytest.raises(errors.LoaderError, match="has expired"):
             job.wait(timeout_s=TIMEOUT_S)
@@ -147,7 +145,7 @@ def test_a_job_whose_token_ended_while_the_node_was_down_does_not_begin(
         connect(node.url, token=node.token(EVERYTHING, lifetime_s=6000)) as client,
     ):
         job = client.etl.job("mine")
-        eventually(lambda: job.refresh().state == "failed", ENDS_WITHIN_S)
+        eventually(lambda: job.refresh().state == "failed", TIMEOUT_S)
         assert "has expired" in job.problem and len(list(client.bucket("to"))) < len(NAMES) / 2
 
 

@@ -30,7 +30,7 @@ def run(*words: object) -> str:
 def test_a_node_with_both(tmp_path: Path, identity: IdentityFolder, lane: str) -> None:
     key, path = key_in(tmp_path / "keys"), tmp_path / "token"
     config = ServerConfig(port=0, token_key_file=f"{key}.pub")
-    options = ClusterOptions(lane=lane, retry_s=0.0)  # type: ignore[arg-type]
+    options = ClusterOptions(lane=lane, retry_s=240.0)  # type: ignore[arg-type]
     with NodeServer([tmp_path / "drive"], config, identity=identity.path) as node:
         at = "--node", node.url, "--identity", identity.path
         words = "--key", key, "--tenant", "team"
