@@ -107,10 +107,11 @@ def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_
 def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_path: Path) -> None:
     with (
         drive_cluster(tmp_path, 2, buckets={ONE: 1}) as cluster,
+        connect(cluster.url, options=PATIENT_CLIENT) as patient,
         connect(cluster.url, options=ClusterOptions(retry_s=1.0)) as client,
     ):
         bucket = client.bucket(ONE)
-        fill(cluster, bucket)
+        fill(cluster, patient.bucket(ONE))
         away = on_drive(cluster, 0, 1, ONE)
         drive_commands.disable(node_of(cluster, 0), of(cluster, 0, 1))
         items = list(bucket.get_batch(list(OBJECTS), on_error="placeholder"))

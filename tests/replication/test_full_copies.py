@@ -22,6 +22,7 @@ from storage_node.store.drive.catalog import Catalog
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import CALL_TIMEOUT_S, Writer, cluster_of, copies_of
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow  # nodes
 WRITES = ["put", "put_many", "compose", "delete", "delete_many"]
@@ -87,11 +88,17 @@ def call(bucket: Bucket, write: str, name: str) -> None:
 
 @pytest.fixture
 def bucket(cluster: LocalCluster) -> Iterator[Bucket]:
-    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=1.0)) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         found = client.bucket(BUCKET)
         found.put("source", NEW)
         found.put_many((write, OLD) for write in WRITES)
         yield found
+
+
+@pytest.fixture
+def impatient(cluster: LocalCluster, bucket: Bucket) -> Iterator[Bucket]:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=1.0)) as client:
+        yield client.bucket(BUCKET)
 
 
 def test_what_enough_copies_are_made_of_is_acknowledged(
@@ -115,11 +122,11 @@ def test_what_enough_copies_are_made_of_is_acknowledged(
 
 @pytest.mark.parametrize("write", WRITES)
 def test_what_too_few_copies_are_made_of_is_never_refused_as_if_there_were_none(
-    cluster: LocalCluster, full: FullDrives, bucket: Bucket, write: str
+    cluster: LocalCluster, full: FullDrives, impatient: Bucket, write: str
 ) -> None:
     full.nodes = {1, 2}
     with pytest.raises(errors.OutcomeUnknown):
-        call(bucket, write, write)
+        call(impatient, write, write)
     assert written(cluster, write)[0] == (None if "delete" in write else NEW)
 
 

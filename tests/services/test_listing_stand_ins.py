@@ -22,6 +22,7 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of
+from tests.patience import PATIENT_CLIENT
 from tests.replication.test_full_copies import FullDrives
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,7 @@ def put_everywhere(cluster: LocalCluster) -> None:
 
 def test_what_was_deleted_is_not_listed_though_a_node_that_stood_in_still_has_it(cluster: LocalCluster) -> None:
     put_everywhere(cluster)
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(BUCKET)
         bucket.delete_many(NAMES[:20])
         bucket.delete(NAMES[20])
@@ -66,7 +67,7 @@ def test_a_folder_whose_objects_were_deleted_is_not_listed(cluster: LocalCluster
     versions = {name: Version(1, 1000 + at) for at, name in enumerate(names)}
     for number in range(3):
         cluster.put_on(number, {name: name.encode() for name in names}, versions)
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         bucket = client.bucket(BUCKET)
         bucket.delete_many([*names[:20], *names[20:39]])
         for page_size in (1, 3, 1000):
@@ -80,7 +81,7 @@ def test_what_only_a_node_that_stood_in_has_is_listed(cluster: LocalCluster) -> 
         cluster.put_on(number, {name: name.encode()}, {name: Version(2, 5000)})
         for owner in cluster.owners(name):
             cluster.batches(owner).node.store.delete(BUCKET, name, Version(1, 10), keep_tombstone=True)
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         # A node that has no lease yet counts as one that is away, and of what only it has nobody else knows.
         eventually(lambda: [info.name for info in client.bucket(BUCKET).objects()] == NAMES)
         assert list(client.bucket(BUCKET)) == NAMES
@@ -114,7 +115,7 @@ def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
     eventually(lambda: "no owner says whether" in said(page_size=10))
     eventually(lambda: "no owner says whether" in said(names_only=True))
     alone.close()
-    with connect(cluster.nodes[0].url) as client:
+    with connect(cluster.nodes[0].url, options=PATIENT_CLIENT) as client:
         assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES  # there are others who have all
         assert list(client.bucket(BUCKET)) == NAMES
 
@@ -127,7 +128,8 @@ def test_a_copy_of_a_stand_in_is_not_listed_when_the_owner_of_a_newer_one_is_sil
         cluster_of(
             tmp_path, 3, copies=2, linked=True, clients_linked=True, repair_interval_s=3600.0, reach_timeout_s=3.0
         ) as cluster,
-        connect(",".join(link.url for link in cluster.client_links), options=ClusterOptions(retry_s=1.0)) as client,
+        connect(",".join(link.url for link in cluster.client_links), options=PATIENT_CLIENT) as client,
+        connect(client.url, options=ClusterOptions(retry_s=1.0)) as impatient,
     ):
         bucket = client.bucket(BUCKET)
         first, second = cluster.owners("a")
@@ -142,13 +144,14 @@ def test_a_copy_of_a_stand_in_is_not_listed_when_the_owner_of_a_newer_one_is_sil
             other: b"old",
         }
         eventually(lambda: _sizes(bucket) == {"a": len(b"newer")})
+        impatient.bucket(BUCKET).get("a")  # it knows the map
         links = cluster.links[first], cluster.client_links[first]
         for link in links:
             link.stall()
         try:
             for listing in (_sizes, list):
                 with pytest.raises(NodeUnavailable, match="in doubt"):
-                    listing(bucket)
+                    listing(impatient.bucket(BUCKET))
         finally:
             for link in links:
                 link.flow()
