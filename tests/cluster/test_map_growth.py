@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import AsyncChannels, change_map
 from storage_node.cluster.consensus.effects import NoAnswer, Request, Response
 from storage_node.store.files.growing_file import GrowingFile, write_atomically
-from tests.node.drive_kit import patient_operators
 
 BUCKETS = 1000
-
-
-@pytest.fixture(autouse=True)
-def _patient() -> Iterator[None]:
-    """A change that is tried again, as a node answered too late, is sent and written again."""
-    with patient_operators():
-        yield
 
 
 class Bytes:
