@@ -26,7 +26,8 @@ SMALL = SeededObjects({f"s/{at:04d}": (20_000 + at, at) for at in range(240)})
 LARGE = SeededObjects({f"l/{at}": (12 * MiB + at, 1000 + at) for at in range(4)})
 OBJECTS = LARGE | SMALL
 NAMES = list(OBJECTS)
-TIMEOUT_S = 2.5
+TIMEOUT_S = 12.0
+"""Longer than a machine stands still: whoever is not stalled is not silent for so long."""
 PATIENT_S = 120.0
 
 
@@ -402,12 +403,19 @@ def test_batches_share_one_connection_to_each_peer_and_give_it_up_when_idle(
     monkeypatch.setattr("storage_node.cluster.map.sync.MapSync._ask", nobody)  # it has connections of its own
     with LocalCluster(tmp_path, 2, linked=True, peer_idle_s=0.3) as cluster:
         cluster.put(SMALL)
-        for _ in range(5):
-            cluster.ask(list(SMALL))
-        assert cluster.links[1].connections_made == 1
+
+        def share_one() -> bool:
+            """Unless this process stands still between two of them."""
+            before = cluster.links[1].connections_made
+            for _ in range(5):
+                cluster.ask(list(SMALL))
+            return cluster.links[1].connections_made - before <= 1
+
+        eventually(share_one)
         eventually(lambda: (cluster.batches(0).resources.peers.open_sessions, cluster.links[1].connections) == (0, 0))
+        before = cluster.links[1].connections_made
         assert not any(cluster.ask(list(SMALL)).status.values())
-        assert cluster.links[1].connections_made == 2
+        assert cluster.links[1].connections_made == before + 1
 
 
 def test_a_node_stops_while_it_gathers(tmp_path: Path) -> None:
