@@ -27,6 +27,7 @@ from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
 from tests.node.write_kit import held as held_by
 from tests.peer_kit import peer_of
+from tests.patience import PATIENT_CLIENT
 
 pytestmark = pytest.mark.slow
 MiB = 1 << 20
@@ -220,7 +221,10 @@ def test_a_slow_upload_that_moves_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_client_that_is_told_to_come_back_does(tmp_path: Path) -> None:
-    with serving(tmp_path, max_streams=1, still_s=60.0) as node, connect(node.url) as client:
+    with (
+        serving(tmp_path, max_streams=1, still_s=60.0) as node,
+        connect(node.url, options=PATIENT_CLIENT) as client,
+    ):
         bucket = client.create_bucket("b")
         with Hostile(node) as hostile:
             put = hostile.put("never")

@@ -107,7 +107,7 @@ def test_a_try_that_its_repeat_has_overtaken_gives_it_no_second_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        cluster_of(tmp_path, 3, copies=3, min_copies=2) as cluster,
+        cluster_of(tmp_path, 3, copies=3, min_copies=2, read_lease_s=120.0) as cluster,  # none is ever out of touch
         Writer(cluster.nodes[0].url) as first,
         Writer(cluster.nodes[1].url) as second,
         ThreadPoolExecutor(1) as pool,
