@@ -65,7 +65,8 @@ def single(tmp_path: Path) -> Iterator[LocalCluster]:
 
 @contextmanager
 def gathering(folder: Path, copies: int, **config: float) -> Iterator[LocalCluster]:
-    settings = {"peer_timeout_s": TIMEOUT_S, **config}
+    # Nodes whose process stands still keep their leases, without which they serve nothing of which there are copies.
+    settings = {"peer_timeout_s": TIMEOUT_S, "read_lease_s": 120.0, **config}
     with LocalCluster(folder, 3, copies=copies, linked=True, **settings) as cluster:
         cluster.map.node[0].weight = 1e-9
         cluster.view = ClusterView(cluster.map)

@@ -20,8 +20,9 @@ LONG_S = 300.0
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Node 0 gathers and owns nothing; nodes 1 and 2 both have everything. None is ever given up."""
-    with gathering(tmp_path, copies=2, peer_timeout_s=LONG_S) as cluster:
+    """Node 0 gathers and owns nothing; nodes 1 and 2 both have everything. None is ever given up, and there is a budget
+    for as many batches as may find out on a busy machine that one is silent."""
+    with gathering(tmp_path, copies=2, peer_timeout_s=LONG_S, hedge_budget=1.0) as cluster:
         yield cluster
         cluster.links[1].flow()
         cluster.settle()

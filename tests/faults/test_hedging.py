@@ -5,6 +5,7 @@ long before anybody gives it up, within a budget; and without one the batch is c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def freeze_in_the_middle(
 def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
     cluster: ClusterProcesses, number: int, ordered: bool
 ) -> None:
-    with connect(cluster.url, options=PATIENT_CLIENT) as client:
+    # With a budget for all the batches that may find out.
+    with connect(cluster.url, options=replace(PATIENT_CLIENT, hedge_budget=1.0)) as client:
         batch = freeze_in_the_middle(
             cluster, client, number, times=2, assembly="direct", ordered=ordered, timeout_s=LONG_S
         )

@@ -76,10 +76,14 @@ def all_requested(remote_bucket: RemoteBucket, proxy: FaultProxy, names: list[st
 def assert_fetched_once(
     client: Client, bucket: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, names: list[str]
 ) -> None:
-    """Every object was requested, and once, but for second requests for what is slow on a busy machine."""
+    """Every object was requested, and once, but for second requests for what is slow on a busy machine.
+
+    In a cluster, another owner fetches what a node does not that stands still: so it is not once for each owner.
+    """
     assert all_requested(remote_bucket, proxy, names)()
     rows = [row for row in client.remote_usage() if row.bucket == bucket.name]
-    assert sum(row.requests.get("get", 0) - row.hedged for row in rows) == len(names)
+    fetched = sum(row.requests.get("get", 0) - row.hedged for row in rows)
+    assert len(names) <= fetched <= len(names) * (1.5 if "," in client.url else 1)
 
 
 def expected_keys(client: Client) -> list[int]:
@@ -247,7 +251,7 @@ def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_i
     bad, gone = names_of(plan, 2)[1], names_of(plan, 3)[0]
     proxy.on("GET", remote_bucket.path(bad), Fault(status=403))
     remote_bucket.delete(gone)
-    assert client._transport.expect(window(cold.name, *names_of(plan, *range(4))))
+    assert client._transport.expect(window(cold.name, *names_of(plan, *range(4)), lifetime_ms=600_000))
     eventually(all_requested(remote_bucket, proxy, names))
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
     assert client._transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
