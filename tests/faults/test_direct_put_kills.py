@@ -81,7 +81,12 @@ def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path
         require_right(client)
         cluster.start([VICTIM])
         serve_all(cluster)
-        begun = server.begun
-        again = client.bucket("from").transform("to", etl="twice")
-        assert (again.counts.transformed, again.counts.skipped, server.begun) == (0, len(SOURCES), begun)
+
+        def is_all_there() -> bool:
+            """Unless a node stands still, and does not say what it has."""
+            begun = server.begun
+            again = client.bucket("from").transform("to", etl="twice")
+            return (again.counts.transformed, again.counts.skipped, server.begun) == (0, len(SOURCES), begun)
+
+        eventually(is_all_there)
         require_right(client)
