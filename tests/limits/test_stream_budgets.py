@@ -26,8 +26,8 @@ from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
 from tests.node.write_kit import held as held_by
-from tests.peer_kit import peer_of
 from tests.patience import PATIENT_CLIENT
+from tests.peer_kit import peer_of
 
 pytestmark = pytest.mark.slow
 MiB = 1 << 20

@@ -105,7 +105,7 @@ def test_a_batch_sampler_draws_beside_a_reserve_as_its_plan_does() -> None:
     with BatchLoader(dataset, sampler, reserve=HELD) as loader:
         assert list(loader) == [batch for _, batch in sorted(oracle(plan, dataset, 1).items())]
         assert len(ledger(loader, loader.state_dict(), 0)) == 6
-    with pytest.raises(InvalidRequest, match="the plan has n=60 numbers, for 68 samples$"):
+    with pytest.raises(InvalidRequest, match=r"the plan has n=60 numbers, for 68 samples$"):
         BatchLoader(dataset, sampler)
     with pytest.raises(InvalidRequest, match="for 68 samples, of which reserve= holds 7 back"):
         BatchLoader(dataset, sampler, reserve=HELD - 1)
