@@ -54,9 +54,8 @@ class FailedSource(AudioSource):  # type: ignore[misc]
         raise FetchFailed(self.why)
 
 
-@register_array_reader
-class FailedArrayReader(FeaturesReader):  # type: ignore[misc]
-    """The reader of features and arrays that were not fetched. Their key is the reason."""
+class _FailedReader:
+    """Reader of what was not fetched, whose key is the reason."""
 
     name = "memory_failed"
 
@@ -67,14 +66,11 @@ class FailedArrayReader(FeaturesReader):  # type: ignore[misc]
         raise FetchFailed(key)
 
 
+@register_array_reader
+class FailedArrayReader(_FailedReader, FeaturesReader):  # type: ignore[misc]
+    """The reader of features and arrays that were not fetched."""
+
+
 @register_image_reader
-class FailedImageReader(ImageReader):  # type: ignore[misc]
+class FailedImageReader(_FailedReader, ImageReader):  # type: ignore[misc]
     """The reader of images that were not fetched."""
-
-    name = FailedArrayReader.name
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def read(self, key: str, *args: object, **kwargs: object) -> object:
-        raise FetchFailed(key)

@@ -117,7 +117,8 @@ class DeniedObjects:
                 new = {one: why for one, why in contents.items() if one not in before.denied.get(uuid, {})}
                 self._deny_objects(bytes.fromhex(uuid), new)
             with self._record.lock:
-                self._record.commit(self._record.current.with_denied(wanted), whoever=of_cluster)
+                current = self._record.current
+                self._record.commit(current.changed(denied={**current.denied, **wanted}), whoever=of_cluster)
 
     def _follow(self, denied: Mapping[str, Mapping[str, str]]) -> None:
         found = {bytes.fromhex(uuid): frozenset(contents) for uuid, contents in denied.items() if contents}

@@ -137,6 +137,10 @@ class StoreRecord:
         """Drives that own names."""
         return tuple(drive for drive in self.drives if drive not in self.retiring)
 
+    def changed(self, **fields: Any) -> StoreRecord:
+        """Replace these fields in the next revision."""
+        return replace(self, revision=self.revision + 1, **fields)
+
     def with_drive(self, drive_uuid: str) -> StoreRecord:
         return self._placed((*self.drives, drive_uuid), self.retiring)
 
@@ -147,7 +151,7 @@ class StoreRecord:
         return self._placed(self.drives, tuple(other for other in self.retiring if other != drive_uuid))
 
     def _placed(self, drives: tuple[str, ...], retiring: tuple[str, ...]) -> StoreRecord:
-        changed = replace(self, revision=self.revision + 1, drives=drives, retiring=retiring)
+        changed = self.changed(drives=drives, retiring=retiring)
         return replace(changed, former=_eras((*self.former, self.active), changed.active))
 
     def without_drive(self, drive_uuid: str) -> StoreRecord:
@@ -158,7 +162,7 @@ class StoreRecord:
 
     def with_stray(self, drive_uuid: str) -> StoreRecord:
         """Add a drive with entries of names that it never owned: they are found there until they have moved."""
-        changed = replace(self, revision=self.revision + 1)
+        changed = self.changed()
         return replace(changed, former=_eras(((drive_uuid,), *self.former), self.active))
 
     def settled(self) -> StoreRecord:
@@ -166,9 +170,7 @@ class StoreRecord:
         return replace(self._left(self.retiring, "retired"), former=())
 
     def _left(self, drives: tuple[str, ...], how: str) -> StoreRecord:
-        return replace(
-            self,
-            revision=self.revision + 1,
+        return self.changed(
             drives=tuple(drive for drive in self.drives if drive not in drives),
             retiring=tuple(drive for drive in self.retiring if drive not in drives),
             gone={**self.gone, **dict.fromkeys(drives, how)},
@@ -185,27 +187,12 @@ class StoreRecord:
 
     def with_buckets(self, buckets: Mapping[str, BucketRecord]) -> StoreRecord:
         """Add buckets, or replace them by ones with other settings."""
-        return replace(self, revision=self.revision + 1, buckets={**self.buckets, **buckets})
-
-    def with_etl(self, etl: str) -> StoreRecord:
-        return replace(self, revision=self.revision + 1, etl=etl)
-
-    def with_revoked_tokens(self, tokens: Mapping[str, int]) -> StoreRecord:
-        return replace(self, revision=self.revision + 1, revoked_tokens=dict(tokens))
-
-    def with_audit(self, place: str, end: AuditEnd) -> StoreRecord:
-        return replace(self, revision=self.revision + 1, audit={**self.audit, place: end})
-
-    def with_denied(self, denied: Mapping[str, Mapping[str, str]]) -> StoreRecord:
-        """Replace the denied contents of the buckets with these uuids."""
-        return replace(self, revision=self.revision + 1, denied={**self.denied, **denied})
+        return self.changed(buckets={**self.buckets, **buckets})
 
     def without_bucket(self, name: str) -> StoreRecord:
         left = {other: bucket for other, bucket in self.buckets.items() if other != name}
         uuid = self.buckets[name].uuid
-        return replace(
-            self,
-            revision=self.revision + 1,
+        return self.changed(
             buckets=left,
             purging=(*self.purging, uuid),
             snapshots={other: found for other, found in self.snapshots.items() if other != uuid},
@@ -214,7 +201,7 @@ class StoreRecord:
 
     def purged(self, bucket_uuid: str) -> StoreRecord:
         left = tuple(other for other in self.purging if other != bucket_uuid)
-        return replace(self, revision=self.revision + 1, purging=left)
+        return self.changed(purging=left)
 
     def knows_bucket(self, bucket_uuid: bytes) -> bool:
         return any(bucket.uuid == bucket_uuid.hex() for bucket in self.buckets.values())
@@ -222,7 +209,7 @@ class StoreRecord:
     def with_recovered_bucket(self, bucket_uuid: bytes) -> StoreRecord:
         """Add a bucket whose objects exist but whose name is lost."""
         bucket = BucketRecord(bucket_uuid.hex())
-        return replace(self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket})
+        return self.changed(buckets={**self.buckets, recovered_name(bucket_uuid): bucket})
 
     # -- snapshots
 
@@ -244,12 +231,12 @@ class StoreRecord:
 
     def with_snapshot(self, bucket_uuid: str, name: str, snapshot: SnapshotRecord) -> StoreRecord:
         named = {**self.snapshots.get(bucket_uuid, {}), name: snapshot}
-        return replace(self, revision=self.revision + 1, snapshots={**self.snapshots, bucket_uuid: named})
+        return self.changed(snapshots={**self.snapshots, bucket_uuid: named})
 
     def with_snapshots_of(self, found: Mapping[str, Mapping[str, SnapshotRecord]]) -> StoreRecord:
         """Replace the snapshots of the buckets with these uuids."""
         snapshots = {of: named for of, named in {**self.snapshots, **found}.items() if named}
-        changed = replace(self, revision=self.revision + 1, snapshots=snapshots)
+        changed = self.changed(snapshots=snapshots)
         for of in found:
             left = {one.cut for one in snapshots.get(of, {}).values()}
             if any(one.cut not in left for one in self.snapshots.get(of, {}).values()):
@@ -260,21 +247,21 @@ class StoreRecord:
         named = {other: one for other, one in self.snapshots[bucket_uuid].items() if other != name}
         left = {other: found for other, found in self.snapshots.items() if other != bucket_uuid}
         snapshots = {**left, bucket_uuid: named} if named else left
-        return replace(self, revision=self.revision + 1, snapshots=snapshots).with_trimming(bucket_uuid)
+        return self.changed(snapshots=snapshots).with_trimming(bucket_uuid)
 
     def with_trimming(self, bucket_uuid: str) -> StoreRecord:
         return replace(self, trimming=(*(other for other in self.trimming if other != bucket_uuid), bucket_uuid))
 
     def trimmed(self, bucket_uuid: str) -> StoreRecord:
         left = tuple(other for other in self.trimming if other != bucket_uuid)
-        return replace(self, revision=self.revision + 1, trimming=left)
+        return self.changed(trimming=left)
 
     def with_epoch(self, epoch: int) -> StoreRecord:
-        return replace(self, epoch=epoch, revision=self.revision + 1)
+        return self.changed(epoch=epoch)
 
     def next_epoch(self) -> StoreRecord:
         """Increase the epoch after a catalog was lost: versions issued from now on rank above all earlier ones."""
-        return replace(self, epoch=self.epoch + 1, revision=self.revision + 1)
+        return self.changed(epoch=self.epoch + 1)
 
 
 def recovered_name(bucket_uuid: bytes) -> str:

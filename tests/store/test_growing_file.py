@@ -33,8 +33,8 @@ def changed(record: StoreRecord, kind: int, name: str) -> StoreRecord:
     if kind == 3:
         return record.without_snapshot(name * 32, "s") if name * 32 in record.snapshots else record
     if kind == 4:
-        return record.with_revoked_tokens({name: record.revision} if record.revision % 3 else {})
-    return replace(record.with_audit(name, AuditEnd(seq=record.revision)), purging=(name,))
+        return record.changed(revoked_tokens={name: record.revision} if record.revision % 3 else {})
+    return replace(record.changed(audit={**record.audit, name: AuditEnd(seq=record.revision)}), purging=(name,))
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 5), NAMES), max_size=30), cut=st.integers(1, 400))

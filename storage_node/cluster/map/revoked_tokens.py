@@ -86,7 +86,7 @@ def in_record(token_id: str, expires_s: int, now_s: int) -> Callable[[StoreRecor
     """Return the change of a store's record that does the same."""
 
     def change(record: StoreRecord) -> StoreRecord:
-        return record.with_revoked_tokens(_with(record.revoked_tokens.items(), token_id, expires_s, now_s))
+        return record.changed(revoked_tokens=_with(record.revoked_tokens.items(), token_id, expires_s, now_s))
 
     return change
 

@@ -207,7 +207,7 @@ class Registry:
         def changed(record: Any) -> Any:
             known = _record_of(record.etl)
             new = pb.EtlRecord(transform=edit(known.transform), job=edit_jobs(known.job))
-            return record.with_etl(base64.b64encode(new.SerializeToString()).decode())
+            return record.changed(etl=base64.b64encode(new.SerializeToString()).decode())
 
         self._store.record.change(changed)
 

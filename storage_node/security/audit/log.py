@@ -331,7 +331,11 @@ def audit_log(settings: AuditSettings, store: Store, node_uuid: bytes) -> AuditL
         else:
             folder, place = drive.root / FOLDER_NAME, drive.identity.drive_uuid
         end = store.record.current.audit.get(place, AuditEnd())
-        return LogPlace(folder, end, lambda end: store.record.change(lambda record: record.with_audit(place, end)))
+        return LogPlace(
+            folder,
+            end,
+            lambda end: store.record.change(lambda record: record.changed(audit={**record.audit, place: end})),
+        )
 
     if settings.level == "off" or find_place() is None:
         return None
