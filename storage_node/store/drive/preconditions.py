@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ais_loader.errors import InvalidRequest, OutcomeUnknown, VersionConflict, WriteTooLate
@@ -128,7 +129,7 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
         return brought
     head = brought[: _head_bytes(brought)] or _HEAD.pack(_UNKNOWN, NO_ID)
     if len(before) > 1 and all(_agree(entry, before[0]) for entry in before[1:]):
-        before = [max(before, key=_modified_ns)]  # replicas that agree, the usual case
+        before = [max(before, key=attrgetter("modified_ns"))]  # replicas that agree, the usual case
     if len(before) == 1 and before[0].writes.find(head[1 : _HEAD.size]) < 0:
         prepended = _prepended(head, before[0], modified_ns, forgotten_before_ns)
         # A coordinator builds it from the same entry, unless replicas differ.
@@ -155,10 +156,6 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
 def _agree(one: CatalogEntry, other: CatalogEntry) -> bool:
     """Whether two replicas are of one write. Each owner dates a tombstone by its own clock."""
     return one == other or (one.is_tombstone and one._replace(modified_ns=other.modified_ns) == other)
-
-
-def _modified_ns(entry: CatalogEntry) -> int:
-    return entry.modified_ns
 
 
 def _order(past: PastWrite) -> tuple[int, int, int, int]:

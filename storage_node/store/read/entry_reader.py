@@ -200,14 +200,15 @@ class EntryReader:
         position, at = span.first, slice(span.first, span.stop)
         entry, whole_size = table.records[position], int(table.sizes[position])
         if entry is None or not entry.offset or table.status[position]:
-            return self._read_open_piece(span)
-        whole = self.read(position)
-        if not table.status[position] and len(whole) != whole_size:
-            table.fail_replaced(position)
+            piece, checksum = self._read_open_piece(span)
+        else:
+            whole = self.read(position)
+            if not table.status[position] and len(whole) != whole_size:
+                table.fail_replaced(position)
+            piece = whole[span.offset : span.offset + span.payload_bytes]
+            checksum = crc32c(whole[: span.offset + len(piece)])
         if table.status[position]:
             return frame_of(table, at, memoryview(b""))
-        piece = whole[span.offset : span.offset + span.payload_bytes]
-        checksum = crc32c(whole[: span.offset + len(piece)])
         return Frame(
             table.index[at],
             np.array([len(piece)], np.uint32),
@@ -218,29 +219,29 @@ class EntryReader:
             Piece(span.offset, whole_size, table.version(position)),
         )
 
-    def _read_open_piece(self, span: FrameSpan) -> Frame:
-        """Read a piece from a file that is held open."""
-        table = self._table
-        position, at = span.first, slice(span.first, span.stop)
+    def _read_open_piece(self, span: FrameSpan) -> tuple[bytes, int]:
+        """Read a piece from a file that is held open. Returns it, and the checksum of what ends with it; nothing with
+        the status set if it cannot be read."""
+        table, position = self._table, span.first
         assert span.piece_bytes is not None
         if table.status[position]:
             self.close()
-            return frame_of(table, at, memoryview(b""))
+            return b"", 0
         whole_size, begins_at = int(table.sizes[position]), table.resume_offset
         opened = self._open_large(position, span.offset)
         if opened is None:
-            return frame_of(table, at, memoryview(b""))
+            return b"", 0
         # The rest of another version must not be sent as that of the one that was begun, even if it is of that size.
         if int(table.sizes[position]) != whole_size or (span.offset and table.resume_offset != begins_at):
             self.close()
             table.fail_replaced(position)
-            return frame_of(table, at, memoryview(b""))
+            return b"", 0
         result: bytes | tuple[int, int]
         if opened.unpacked is not None:
             result = self._unpack_more(opened, span.piece_bytes)
             if table.status[position]:
                 self.close()
-                return frame_of(table, at, memoryview(b""))
+                return b"", 0
         else:
             start = int(table.start[position]) + span.offset
             if opened.blocks is None:
@@ -250,23 +251,15 @@ class EntryReader:
         if not isinstance(result, bytes):
             self._lookup.fail_read(position, *result)
             self.close()
-            return frame_of(table, at, memoryview(b""))
+            return b"", 0
         opened.checksum = combine(opened.checksum, crc32c(result), len(result)) if span.offset else crc32c(result)
         if span.offset + len(result) == whole_size:
             self.close()
             if opened.expected is not None and opened.checksum != opened.expected:
                 self._lookup.fail_read(position, FailureCode.CHECKSUM, 0)
-                return frame_of(table, at, memoryview(b""))
+                return b"", 0
             table.checksum[position] = opened.checksum
-        return Frame(
-            table.index[at],
-            np.array([len(result)], np.uint32),
-            np.array([opened.checksum], np.uint32),
-            table.status[at].copy(),
-            table.kind[at].copy(),
-            memoryview(result),
-            Piece(span.offset, whole_size, table.version(position)),
-        )
+        return result, opened.checksum
 
     def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
         """Return the next bytes of a compressed member. Its status is set if they cannot be read."""
