@@ -34,6 +34,7 @@ from ais_loader.loading.slots import Parcel, SlotReader, SlotWriter
 from ais_loader.loading.workers import FetchedBatch, Fetcher, WorkerProgress
 from ais_loader.training.sample_seeds import SampleSeeds
 from ais_loader.training.worker_exit import exit_with_trainer
+from ais_loader.wire.memory_file import memory_file
 
 with needs("torch", "BatchLoader"):
     import torch
@@ -287,7 +288,7 @@ class _Worker:
         self.failure: Exception | None = None
         """Its error, if it could not begin."""
         self.exitcode: int | None = 0
-        self.notes: int | None = os.memfd_create("ais-loader-notes", os.MFD_CLOEXEC)
+        self.notes: int | None = memory_file("ais-loader-notes")
         context = multiprocessing.get_context(method)
         with _starting:
             self.conn, end = context.Pipe()

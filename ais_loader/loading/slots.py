@@ -29,6 +29,7 @@ import numpy as np
 from ais_loader.errors import Unsupported
 from ais_loader.extras import needs
 from ais_loader.wire import recycled
+from ais_loader.wire.memory_file import memory_file
 
 with needs("torch", "BatchLoader"):
     import torch
@@ -105,7 +106,7 @@ class SlotWriter:
         if self._failure or (not free and len(self._slots) >= self._most):
             return None
         size_bytes = -(-size_bytes * 5 // 4 // _PAGE_BYTES) * _PAGE_BYTES
-        file = os.memfd_create("ais-loader-slot", os.MFD_CLOEXEC)
+        file = memory_file("ais-loader-slot")
         try:
             os.posix_fallocate(file, 0, size_bytes)
             slot = mmap.mmap(file, size_bytes)

@@ -47,7 +47,7 @@ def _watch(sentinel: int, trainer_pid: int) -> None:
         ends.append(os.pidfd_open(trainer_pid))
     except ProcessLookupError:
         os._exit(1)
-    except OSError:  # not permitted here: the sentinel remains
+    except (AttributeError, OSError):  # this interpreter has none, or it is not permitted: the sentinel remains
         pass
     wait(ends)
     os._exit(1)

@@ -11,7 +11,6 @@ their members.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from io import FileIO
@@ -23,6 +22,7 @@ from ais_loader.errors import CorruptObject, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.memory_file import memory_file
 from ais_loader.wire.object_info import has_version
 from storage_node.cluster.coding.coded_objects import WINDOW_BYTES, CodedObjects
 from storage_node.context.node import Node
@@ -53,7 +53,7 @@ async def enter_places(objects: CodedObjects, node: Node, request: pb.BatchReque
             if isinstance(problem := problems[members[position]], LoaderError):
                 batch.fail(position, problem)
     positions = [position for position in batch.coded if position not in members]
-    memory = FileIO(os.memfd_create("ais-loader-places", os.MFD_CLOEXEC), "w+")
+    memory = FileIO(memory_file("ais-loader-places"), "w+")
     if len(positions) <= _FEW:
         batch.enter_places(memory, positions)
     else:

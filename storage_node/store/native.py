@@ -5,34 +5,4 @@ from __future__ import annotations
 from ais_loader.extras import compiled
 
 with compiled("storage_node.store._native"):
-    from storage_node.store._native import (
-        MAX_LOCATED_BYTES,
-        NODE_BITS,
-        Locations,
-        StoredFile,
-        announce,
-        copy_into,
-        find,
-        pread_cached,
-        read_cached,
-        read_frame,
-        read_into,
-        read_list,
-        write_counted,
-    )
-
-__all__ = [
-    "MAX_LOCATED_BYTES",
-    "NODE_BITS",
-    "Locations",
-    "StoredFile",
-    "announce",
-    "copy_into",
-    "find",
-    "pread_cached",
-    "read_cached",
-    "read_frame",
-    "read_into",
-    "read_list",
-    "write_counted",
-]
+    from storage_node.store._native import *  # noqa: F403 - its contracts are the list

@@ -46,6 +46,20 @@ def test_batches_are_those_of_threads(tmp_path: Path, workers: int, in_flight: i
 
 
 @pytest.mark.slow
+def test_an_interpreter_that_was_built_for_an_older_c_library(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys; del os.memfd_create, os.pidfd_open; from process_kit import *; "
+        "print(numbers_of(loader(pathlib.Path(sys.argv[1]), context='fork')) == EXPECTED)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_other_start_methods(tmp_path: Path, context: str) -> None:
     assert numbers_of(loader(tmp_path, context=context)) == EXPECTED

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from ais_loader.errors import DriveFull, ObjectNotFound, ObjectReplaced, RangeError
 from ais_loader.wire.closing import closing_fd
+from ais_loader.wire.memory_file import memory_file
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.remote.arriving.arrivals import Arrival, Read, Topic
@@ -84,7 +85,7 @@ class ArrivingPart:
             assert flight is not None
             flight.add_done_callback(self._note_stored)
         else:
-            self.fd = _memory()
+            self.fd = memory_file("ais-loader-window")
             self._window = range(0)
 
     @property
@@ -159,7 +160,7 @@ class ArrivingPart:
 
     def _leave_arrival(self) -> None:
         self._window = range(0)
-        memory = _memory()
+        memory = memory_file("ais-loader-window")
         os.dup2(memory, self.fd, inheritable=False)
         os.close(memory)
 
@@ -245,7 +246,3 @@ def _keep(fd: int, data: memoryview, offset: int) -> None:
         while data:
             written = os.pwrite(fd, data, offset)
             data, offset = data[written:], offset + written
-
-
-def _memory() -> int:
-    return os.memfd_create("ais-loader-window", os.MFD_CLOEXEC)
