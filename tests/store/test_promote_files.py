@@ -96,6 +96,19 @@ def test_a_copy_in_the_kernel_that_fails_is_made_by_hand(
     assert_sound(root)
 
 
+def test_an_interpreter_that_was_built_for_an_older_c_library_copies_by_hand(
+    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = seeded_bytes(LARGE)
+    (source / "a").write_bytes(data)
+    monkeypatch.delattr(os, "copy_file_range")
+    monkeypatch.setattr(filling, "lies_on_server", lambda device: True)
+    with store_at(root) as store:
+        assert promote(store, source)[0].error is None
+        assert contents(store) == {"a": data}
+    assert_sound(root)
+
+
 def test_a_server_copies_what_lies_on_it(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = seeded_bytes(5 * LARGE)
     (source / "a").write_bytes(data)

@@ -80,6 +80,8 @@ def copy_in_kernel(staged: StagedFile, source_fd: int, on_piece: Callable[[bytes
     anyway.
     """
     offset = 0
+    if not hasattr(os, "copy_file_range"):  # an interpreter that was built for an older C library
+        return False
     try:
         while count := staged.copy_range(source_fd, offset, _PIECE_BYTES):
             offset += count
