@@ -36,6 +36,7 @@ from storage_node.store.drive.published_commits import PublishedCommits
 from storage_node.store.drive.rocksdb_options import catalog_options, leak
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, ErrorCounters
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.files.staged_file import is_full
 from storage_node.store.permissions import FOLDER_MODE
 from storage_node.store.store_record import commit_mark
 
@@ -208,8 +209,10 @@ class Catalog:
             options = catalog_options(folder.name)
             options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
             return _open_rocksdb(Path(folder.name), options, AccessType.read_only(False))
-        except BaseException:
+        except BaseException as error:
             folder.cleanup()
+            if isinstance(error, OSError) and is_full(error):
+                raise drive_error(error, Path(folder.name), "copying a catalog to read it") from error
             raise
 
     def _open_secondary(self, scratch: str, mark: Mark | None) -> Rdict:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ais_loader.errors import LoaderError, StoreFormatError, StoreLocked, StoreNotFound
+from ais_loader.errors import DriveFailed, StoreFormatError, StoreLocked, StoreNotFound
 from ais_loader.wire.placement import Candidate, ranked
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
@@ -239,7 +239,7 @@ class _Rebuild:
                         seen.objects += not entry.is_tombstone
                         seen.object_bytes += entry.size_bytes
                         self._advance(root, "reading the catalog", seen.objects)
-        except LoaderError as error:
+        except (StoreFormatError, DriveFailed) as error:
             self._find("drive-unusable", root, str(error), repaired="the catalog is made anew")
             return None
         self._find("catalog-kept", root, f"the catalog is sound, with {seen.objects:,} objects; it was left alone")
@@ -428,12 +428,12 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
     carried: list[Version] = []
     batch = WriteBatch(raw_mode=True)
     with (
-        contextlib.suppress(LoaderError),
+        contextlib.suppress(StoreFormatError, DriveFailed),
         contextlib.closing(Catalog(root / "catalog", writable=False, salvage=True)) as old,
     ):
         for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX, fmt.DENIAL_PREFIX):
             for backwards in (False, True):  # from both ends: a scan stops at what is damaged
-                with contextlib.suppress(LoaderError):
+                with contextlib.suppress(StoreFormatError, DriveFailed):
                     for key, value in old.scan(prefix, backwards=backwards):
                         with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
                             entry = None if prefix == fmt.DENIAL_PREFIX else fmt.decode_entry(value)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from ais_loader.errors import CorruptObject, ObjectDenied, StoreFormatError, StoreLocked, StoreNotFound
+from ais_loader.errors import CorruptObject, DriveFull, ObjectDenied, StoreFormatError, StoreLocked, StoreNotFound
 from storage_node.store import format as fmt
+from storage_node.store.drive import catalog as catalogs
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import rebuild as rebuilding
@@ -216,6 +219,28 @@ def test_a_rebuild_that_is_killed_loses_no_denial_and_no_tombstone(
         "catalog",
         "catalog.lost-1",
     ]
+
+
+@pytest.mark.parametrize("all_drives", [False, True])
+def test_without_room_to_read_the_old_catalog_nothing_is_rebuilt(
+    root: Path, monkeypatch: pytest.MonkeyPatch, all_drives: bool
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with store_at(root) as store:
+        put(store, "a", b"1")
+        store.denied.deny(BUCKET, ["a"], "order")
+    with monkeypatch.context() as patched:  # both are in the folder for temporary files
+        patched.setattr(catalogs, "copy_for_salvage", full)
+        patched.setattr(catalogs.Catalog, "_open_secondary", full)
+        with pytest.raises(DriveFull, match="no space left"):
+            rebuild([root], all_drives=all_drives)
+    with Store.open([root]) as store, pytest.raises(ObjectDenied):
+        put(store, "a", b"again")
+    assert rebuild([root], all_drives=True).healthy
+    with Store.open([root]) as store, pytest.raises(ObjectDenied):
+        put(store, "a", b"again")
 
 
 def test_denials_and_tombstones_on_both_sides_of_the_damage_are_kept(root: Path) -> None:
