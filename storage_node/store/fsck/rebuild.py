@@ -102,6 +102,7 @@ def rebuild(
                     has_new = (root / "catalog").exists()
                     os.rename(root / _REPLACED, _free_name(root) if has_new else root / "catalog")
                 held.enter_context(hold(root / "catalog" / "LOCK"))
+                held.callback(shutil.rmtree, root / _NEW, ignore_errors=True)  # what a failure leaves
             return _Rebuild(roots, verify, all_drives, progress).run()
         except OSError as error:
             raise drive_error(error, root, "rebuilding") from error

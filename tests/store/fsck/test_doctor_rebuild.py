@@ -243,6 +243,22 @@ def test_without_room_to_read_the_old_catalog_nothing_is_rebuilt(
         put(store, "a", b"again")
 
 
+def test_a_rebuild_that_finds_no_room_takes_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise DriveFull("no space left")
+
+    with store_at(root) as store:
+        put(store, "a", b"1")
+    before = sorted(root.iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr(catalogs.Catalog, "end_session", full)
+        with pytest.raises(DriveFull):
+            rebuild([root], all_drives=True)
+    assert sorted(root.iterdir()) == before
+    with Store.open([root]) as store:
+        assert contents(store) == {"a": b"1"}
+
+
 def test_denials_and_tombstones_on_both_sides_of_the_damage_are_kept(root: Path) -> None:
     denied, deleted = ["a", "object 00001", "z"], ["object 00002", "object 03999"]
     with store_at(root) as store:
