@@ -314,6 +314,20 @@ def test_a_batch_of_more_archives_than_there_is_room_for_copies_of_is_read(tmp_p
         assert found == [b"3", b"0", b"1", b"2", b"3", *[bytes(5)] * 4]
 
 
+def test_readers_of_an_archive_without_a_copy_share_its_descriptor_and_the_next_one_gets_a_copy(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.ZstdCompressor(level=1).compress(packed_tar({"zeros": bytes(17 << 20)}))
+    with store_at(tmp_path / "drive", shard_limits=ShardLimits(copy_bytes=20 << 20)) as store:  # one copy
+        entries = [put(store, f"{at}.tar.zst", packed) for at in range(2)]
+        archives = drive_of(store).shards
+        copied = archives.open(entries[0], "0.tar.zst")
+        shared = archives.open(entries[1], "1.tar.zst")
+        assert copied.archive.is_plain and not shared.archive.is_plain
+        assert archives.open(entries[1], "1.tar.zst") is shared
+        del copied, shared
+        assert archives.open(entries[1], "1.tar.zst").archive.is_plain
+
+
 def test_members_are_read_from_a_drive_that_takes_no_copies(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     members = {"zeros": bytes(17 << 20), "m": b"member"}

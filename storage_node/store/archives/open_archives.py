@@ -16,6 +16,7 @@ import logging
 import os
 import resource
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -219,6 +220,8 @@ class OpenArchives:
         self._writable = writable
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, OpenShard] = OrderedDict()
+        self._without_copy = weakref.WeakValueDictionary[bytes, OpenShard]()
+        """Shards for whose copies there was no room, while they are read: the next reader tries again."""
         self._indexes = IndexCache(self.limits.index_bytes)
         self._refused: OrderedDict[bytes, ArchiveError | CorruptObject] = OrderedDict()
         self._busy: dict[bytes, tuple[threading.Lock, int]] = {}
@@ -251,9 +254,10 @@ class OpenArchives:
                 if isinstance(named, ArchiveError | CorruptObject):
                     self._refuse(entry.path, named)
                 raise named from error
-            if shard.archive.needs_copy:
-                return shard  # not kept: there may be room for a copy the next time
             with self._lock:
+                if shard.archive.needs_copy:
+                    self._without_copy[entry.path] = shard
+                    return shard
                 self._open[entry.path] = shard
                 while len(self._open) > self._open_shards:
                     self._open.popitem(last=False)
@@ -277,7 +281,7 @@ class OpenArchives:
                 raise type(refused)(*refused.args)
             found = self._open.get(path)
             if found is None:
-                return None
+                return self._without_copy.get(path)
             if not found.archive.index.is_whole:
                 del self._open[path]  # reopening rebuilds the index
                 return None
