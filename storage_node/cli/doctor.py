@@ -6,7 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,15 +244,13 @@ def _is_of_operator(folder: Path) -> bool:
 
 def _look_for_open(folders: Sequence[Path], *, repair: bool, as_json: bool) -> None:
     """Show, and with `repair` close, what other users have access to in these folders."""
-    from storage_node.store.fsck.report import Finding
-    from storage_node.store.permissions import close_to_others, open_paths
+    from storage_node.store.fsck.fsck import open_to_others
+    from storage_node.store.permissions import close_to_others
 
     findings = []
-    for folder in folders:
-        for found in open_paths(folder):
-            done = "closed to them" if repair and close_to_others(found.path) else None
-            path = "" if found.path == folder else os.fspath(found.path.relative_to(folder))
-            findings.append(Finding("open-permissions", str(folder), found.problem, path=path, repaired=done))
+    for found in (found for folder in folders for found in open_to_others(folder)):
+        done = "closed to them" if repair and close_to_others(Path(found.drive, found.path)) else None
+        findings.append(replace(found, repaired=done))
     left = [finding for finding in findings if finding.repaired is None]
     if as_json:
         shown = [{"severity": finding.severity, **asdict(finding)} for finding in findings]

@@ -96,11 +96,15 @@ def ask_as_client(endpoint: str, caller: Caller, ask: Callable[[Any], T]) -> T:
         if caller.credentials is None:
             return ask(proving)
         # Certificates are shown to the peer listener only, which serves all that the other one does.
-        known = cluster_rpc.ClusterStub(proving).GetMap(
-            cluster_pb.GetMapRequest(known_version=2**63), timeout=CALL_TIMEOUT_S
-        )
+        known = ask_address(proving)
     with caller.channel(resolved(endpoint, known.peer_endpoint), _OPTIONS) as inside:
         return ask(inside)
+
+
+def ask_address(channel: Any) -> cluster_pb.GetMapResponse:
+    """Ask a node for its addresses, and not for its map. Raises grpc.RpcError."""
+    request = cluster_pb.GetMapRequest(known_version=2**63)
+    return cluster_rpc.ClusterStub(channel).GetMap(request, timeout=CALL_TIMEOUT_S)  # type: ignore[no-any-return]
 
 
 def newest_map(answers: Iterable[NodeAnswer]) -> cluster_pb.ClusterMap | None:

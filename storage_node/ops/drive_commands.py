@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.plain import plain
 from storage_node.context.channels import OPERATOR, Caller, resolved
 from storage_node.ops import peer_secret
-from storage_node.ops.ask_nodes import CALL_TIMEOUT_S, ask_as_client, ask_nodes, newest_map
+from storage_node.ops.ask_nodes import CALL_TIMEOUT_S, ask_address, ask_as_client, ask_nodes, newest_map
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.node_file import read_all
 from storage_node.ops.ray_head import ClusterError
@@ -109,12 +109,7 @@ def order(
 
 def peer_endpoint_of(endpoint: str, caller: Caller) -> str:
     """Return where operators reach the node that clients reach at `endpoint`. Raises grpc.RpcError."""
-
-    def ask(channel: Any) -> pb.GetMapResponse:
-        request = pb.GetMapRequest(known_version=2**63)
-        return rpc.ClusterStub(channel).GetMap(request, timeout=CALL_TIMEOUT_S)  # type: ignore[no-any-return]
-
-    return resolved(endpoint, ask_as_client(endpoint, caller, ask).peer_endpoint)
+    return resolved(endpoint, ask_as_client(endpoint, caller, ask_address).peer_endpoint)
 
 
 def find_node(nodes: Sequence[NodeOfDrives], name: str) -> NodeOfDrives:

@@ -175,10 +175,7 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRe
         raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
     on_drives: dict[Path, StoreRecord] = {}
     for root, identity in known.items():
-        findings += [
-            Finding("open-permissions", str(root), found.problem, path=_below(found.path, root))
-            for found in open_paths(root)
-        ]
+        findings += open_to_others(root)
         try:
             record = records.read(root)
         except (StoreFormatError, OSError) as error:
@@ -203,8 +200,11 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRe
     return known, newest, findings
 
 
-def _below(path: Path, root: Path) -> str:
-    return "" if path == root else os.fspath(path.relative_to(root))
+def open_to_others(root: Path) -> Iterator[Finding]:
+    """Iterate over what other users have access to in a folder."""
+    for found in open_paths(root):
+        below = "" if found.path == root else os.fspath(found.path.relative_to(root))
+        yield Finding("open-permissions", str(root), found.problem, path=below)
 
 
 def _staged(root: Path) -> int:
