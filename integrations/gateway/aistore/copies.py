@@ -273,12 +273,12 @@ def rename_object(request: AisRequest) -> Response:
 def copy_object(request: AisRequest) -> Response:
     """Answer `PUT ?object_to=`. Raises Refusal."""
     provider, name, key = uname(request.query["object_to"])
-    source = request.open_bucket()
+    source, target = request.open_bucket(), request.named_bucket(name, provider)
     is_latest = any(request.query.get(flag, "").lower() == "true" for flag in ("latest-ver", "synchronize"))
     try:
         if is_latest and keeps_copies(source):
             source.evict([request.name])
-        source.copy(request.name, name_of(key) if key else request.name, to_bucket=name)
+        source.copy(request.name, name_of(key or request.key), to_bucket=target.name)
     except errors.BucketNotFound:
         request.named_bucket(request.bucket, request.provider, must_exist=True)
         raise bucket_not_found(f"{provider}://{name}") from None

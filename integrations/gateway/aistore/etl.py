@@ -19,7 +19,7 @@ from ais_loader.transforms.etl import TransformInfo
 from ais_loader.values.pipeline import Etl, Pipeline, Stage
 from ais_loader.values.urls import is_remote
 
-from ..request import Response
+from ..request import Response, name_of
 from .copies import Copying, places, target_named, uname
 from .groups import selection
 from .jobs import ETL_BUCKET, ETL_OBJECTS, new_store_job, store_job
@@ -191,10 +191,10 @@ def transformed(request: AisRequest) -> Response:
 
 def copy_transformed(request: AisRequest) -> Response:
     """Answer `PUT ?object_to=&etl_name=`. Raises Refusal."""
-    _, name, key = uname(request.query.get("object_to", ""))
-    request.named_bucket(name, must_exist=True)
-    bucket = request.open_bucket()
-    _running(lambda: bucket.copy(request.name, key or request.name, to_bucket=name, etl=stages(request)), request)
+    provider, name, key = uname(request.query.get("object_to", ""))
+    request.named_bucket(name, provider, must_exist=True)
+    bucket, to = request.open_bucket(), name_of(key or request.key)
+    _running(lambda: bucket.copy(request.name, to, to_bucket=name, etl=stages(request)), request)
     return Response()
 
 

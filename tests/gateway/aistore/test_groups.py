@@ -205,6 +205,10 @@ def test_copy_and_rename_of_an_object(served: Served, bucket: str, filled: dict[
     missing = call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"ais/@#/{to}/x")
     assert (missing.status, missing.json()["message"]) == (404, f'bucket "ais://{to}" does not exist')
     served.client.create_bucket(to)
+    for more in ({}, {"etl_name": "none"}):
+        other = call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"aws/@#/{to}/x", **more)
+        assert (other.status, other.json()["message"]) == (404, f'bucket "aws://{to}" does not exist')
+    assert stored(served, to) == {}
     query = {"latest-ver": "false", "synchronize": "false"}
     succeeded(call(served, "PUT", f"objects/{bucket}/{name}", object_to=f"ais/@#/{to}/d/x", **query))
     assert stored(served, to) == {"d/x": filled[name]}
