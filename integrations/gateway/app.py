@@ -337,10 +337,9 @@ class Gateway:
 
     def _holder(self, http: web.BaseRequest, exchange: Exchange) -> tuple[str, Callable[[], None]]:
         """Return who shares its slots with this request, and what ends it if another request needs its own."""
-        if exchange.access_key:
-            return f"key {exchange.access_key}", partial(self._cut, http)
         peer = peer_of_address(exchange.client) if exchange.client else ""
-        return f"address {peer}", partial(self._cut, http)
+        holder = f"key {exchange.access_key}" if exchange.access_key else f"address {peer}"
+        return holder, partial(self._cut, http)
 
     def _cut(self, http: web.BaseRequest) -> None:
         """End a connection, also if a thread sends on it."""
