@@ -59,15 +59,10 @@ def delete_bucket(request: Request) -> Response:
     return Response(204)
 
 
-def bucket_location(request: Request) -> Response:
+def never_set(root: str, request: Request) -> Response:
+    """Answer GetBucketLocation and GetBucketVersioning: the bucket is in the first region, and has no versions."""
     request.client.bucket(request.bucket).info()
-    return xml_response(xml.document("LocationConstraint", []))
-
-
-def bucket_versioning(request: Request) -> Response:
-    """Answer GetBucketVersioning: it was never enabled."""
-    request.client.bucket(request.bucket).info()
-    return xml_response(xml.document("VersioningConfiguration", []))
+    return xml_response(xml.document(root, []))
 
 
 def delete_objects(request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from . import buckets, listing, multipart, objects, tagging
@@ -37,8 +38,8 @@ _ROUTES: dict[tuple[Level, str], list[tuple[str, S3Call]]] = {
     ("service", "GET"): [("", S3Call("ListBuckets", buckets.list_buckets))],
     ("bucket", "GET"): [
         ("acl", S3Call("GetBucketAcl", buckets.get_acl)),
-        ("location", S3Call("GetBucketLocation", buckets.bucket_location)),
-        ("versioning", S3Call("GetBucketVersioning", buckets.bucket_versioning)),
+        ("location", S3Call("GetBucketLocation", partial(buckets.never_set, "LocationConstraint"))),
+        ("versioning", S3Call("GetBucketVersioning", partial(buckets.never_set, "VersioningConfiguration"))),
         ("uploads", S3Call("ListMultipartUploads", multipart.list_uploads)),
         ("versions", S3Call("ListObjectVersions", listing.list_versions)),
         ("", S3Call("ListObjects", listing.list_objects)),
