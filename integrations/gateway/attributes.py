@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.objects.multipart import MAX_PARTS
 from ais_loader.transport.base import require_metadata
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.reserved import CONTENT_HEADERS, ETAG_VERSION, REMOTE_ETAG, STORE_PREFIX, is_reserved
@@ -35,6 +36,7 @@ _RESPONSE = {f"response-{name}": name for name in _KEPT_HEADERS}
 _DEFAULT_TYPE = "binary/octet-stream"
 _UNSUPPORTED = ("x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-website-redirect")
 _PARTS_TEXT_BYTES = 1024
+_RUN = re.compile(r"([0-9]{1,19})x([0-9]{1,5})(?:,|\Z)", re.ASCII)
 _PART_CHECKSUMS_TEXT_BYTES = 768
 
 
@@ -160,8 +162,11 @@ def parts_text(sizes: list[int]) -> str:
 
 def part_sizes(info: ObjectInfo) -> list[int]:
     """Return the sizes of the parts that the object was made of; none if it was not, or they are not known."""
-    found = [run.split("x") for run in unsealed(info, PARTS).split(",") if run]
-    return [int(size) for size, count in found for _ in range(int(count))]
+    runs = [(int(size), int(count)) for size, count in _RUN.findall(unsealed(info, PARTS))]
+    # Any client of the store can write it, and a short text can name more parts than there is memory.
+    if sum(count for _, count in runs) > MAX_PARTS or sum(size * count for size, count in runs) != info.size_bytes:
+        return []
+    return [size for size, count in runs for _ in range(count)]
 
 
 def part_checksums_text(algorithm: str, values: list[str]) -> str:

@@ -10,13 +10,13 @@ import re
 
 from ais_loader import errors
 from ais_loader.objects.bucket import Bucket
-from ais_loader.objects.multipart import MultipartUpload, PartInfo
+from ais_loader.objects.multipart import MAX_PARTS, MultipartUpload, PartInfo
 from ais_loader.values.entry import ObjectInfo
 from storage_node.store.checksum import combine
 
 from . import attributes, checksums, conditions, xml
 from .listing import encoding, max_keys, owner_of, stamp
-from .objects import COPY_SOURCE, MAX_PARTS, CopySource, part_number
+from .objects import COPY_SOURCE, CopySource, part_number
 from .reading import with_current
 from .request import Request, Response, S3Error, key_of, name_of, xml_response
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from urllib.parse import quote, urlencode
 
 from ais_loader import errors
+from ais_loader.objects.multipart import MAX_PARTS
 from ais_loader.objects.put_spec import make_range, make_request
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import split_member
@@ -21,7 +22,6 @@ _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z", re.ASCII)
 _REDIRECT = re.compile(r"https?://[!-~]+\Z")
 _MAX_DIGITS = 19
 COPY_SOURCE = "x-amz-copy-source"
-MAX_PARTS = 10_000
 
 
 def put_object(request: Request) -> Response:

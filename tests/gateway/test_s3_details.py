@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from ais_loader.integrations.gateway.attributes import part_sizes
 from ais_loader.integrations.gateway.server.options import Limits
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.bucket_uuid import created_ns, draw_bucket_uuid
@@ -21,6 +22,7 @@ from tests.gateway.conftest import Served
 from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_boto3 import code
 from tests.gateway.test_gateway_multipart import PART, begin, complete, put
+from tests.table import table
 
 
 def tags(s3: Any, bucket: str, key: str = "a") -> dict[str, str]:
@@ -219,3 +221,14 @@ def test_clients_that_go_in_the_middle_of_an_answer_are_no_errors(
         with urlopen(f"{gateway.url}/{bucket}?list-type=2", timeout=180) as answer:
             assert answer.status == 200
     assert [record.getMessage() for record in caplog.records if record.name.startswith("aiohttp")] == []
+
+
+@table("text", ["1x40000000", "1x10001", "1x3", "x", "1x", "1x4", "-1x1,5x1"])
+def test_parts_that_another_client_made_up_are_not_believed(served: Served, s3: Any, bucket: str, text: str) -> None:
+    store = served.client.bucket(bucket)
+    checksum = store.put("a", b"1234").checksum
+    info = store.put("a", b"1234", metadata={"s3.parts": f"{text} {checksum:08x} 4"})
+    is_true = text == "1x4"
+    assert part_sizes(info) == ([1, 1, 1, 1] if is_true else [])
+    got = s3.get_object(Bucket=bucket, Key="a", PartNumber=1)
+    assert got["Body"].read() == (b"1" if is_true else b"1234")

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 
 from ais_loader.errors import ObjectNotFound
-from ais_loader.objects.multipart import MultipartUpload, PartInfo, part_name
+from ais_loader.objects.multipart import MAX_PARTS, MultipartUpload, PartInfo, part_name
 from ais_loader.objects.put_spec import make_range, make_request
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.reserved import of_client
 
 from ..multipart import crc32c_of
-from ..objects import MAX_PARTS
 from ..reading import with_current
 from ..request import Response
 from .multipart import upload_of
