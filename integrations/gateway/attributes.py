@@ -90,8 +90,8 @@ def sealed(value: str, crc32c: int, size_bytes: int) -> str:
 
 def unsealed(info: ObjectInfo, key: str) -> str:
     """Return a value that describes the object's bytes; "" if there is none, or it describes others."""
-    parts = info.metadata.get(key, "").split(" ")
-    return parts[0] if parts[1:] == [f"{info.checksum:08x}", str(info.size_bytes)] else ""
+    value, *seal = info.metadata.get(key, "").split(" ")
+    return value if seal == [f"{info.checksum:08x}", str(info.size_bytes)] and not _CONTROL.search(value) else ""
 
 
 def etag(info: ObjectInfo) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from ais_loader.integrations.gateway.post_form import PostForm
 from ais_loader.integrations.gateway.request import S3Error
+from ais_loader.wire.checksum import crc32c
 from tests.gateway.conftest import ACCOUNT, Served
 from tests.gateway.gateway_thread import GatewayThread
 from tests.table import table
@@ -222,7 +223,9 @@ def test_no_field_adds_headers_to_answers(served: Served, bucket: str) -> None:
         for name in ("Content-Type", "Expires", "x-amz-meta-k"):
             status, _, document = posted(gateway.port, bucket, form({"key": "a", name: evil}))
             assert (status, b"<Code>InvalidArgument</Code>" in document) == (400, True)
-        served.client.bucket(bucket).put("a", DATA, metadata={"s3.content-type": evil, "s3.expires": "0", "k": evil})
+        own = {"s3.content-type": evil, "s3.expires": "0", "k": evil}
+        own["s3.etag"] = f"x\r\nEvil:1 {crc32c(DATA):08x} {len(DATA)}"
+        served.client.bucket(bucket).put("a", DATA, metadata=own)
         for method in ("HEAD", "GET"):
             with contextlib.closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=180)) as connection:
                 connection.request(method, f"/{bucket}/a")
