@@ -218,12 +218,9 @@ def _clear(folders: Iterable[Path]) -> None:
 def take_content(fd: int, size_bytes: int) -> Content:
     """Return the contents of a file with a checksum. They share a large file with `fd`, and are a copy of a small one,
     which can be used again. Waits for the drive. Raises OSError."""
-    if size_bytes <= MAX_IN_MEMORY_BYTES:
-        data = os.pread(fd, size_bytes, 0)  # short only at the end of the file: it is smaller than one call may read
-        if len(data) < size_bytes:
-            raise OSError(f"{len(data):,} bytes of {size_bytes:,}")
-        return Content.of(data)
     content = Content(size_bytes, 0, fd=os.dup(fd))
+    if size_bytes <= MAX_IN_MEMORY_BYTES:
+        return Content.of(content.read(0, size_bytes))
     for part in content.chunks():
         content.checksum = crc32c(part, content.checksum)
     return content

@@ -170,9 +170,7 @@ def _local_input(store: Store, spool: Spool, bucket: str, name: str) -> Input | 
 def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool: Spool) -> Content:
     """Collect all chunks, which the producer verifies. Raises what the producer raises, and DriveFull."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:
-        parts = list(chunks)
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        return Content(size_bytes, checksum, memoryview(data))
+        return Content(size_bytes, checksum, memoryview(b"".join(chunks)))
     with spool.filling("an input", size_bytes) as content:
         for chunk in chunks:
             content.append(memoryview(chunk))

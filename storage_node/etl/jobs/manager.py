@@ -397,8 +397,6 @@ class JobManager:
 
     async def delete(self, name: str) -> None:
         """Remove a job. Raises JobNotFound; InvalidRequest while it runs."""
-        if self._job(name).state == pb.TransformJob.RUNNING:
-            raise InvalidRequest(f"job {name!r} is running: stop it first")
         await self._change_jobs(lambda jobs: edits.deleted(jobs, name))
 
     async def copy(self, request: pb.CopyObjectRequest) -> pb.CopyObjectResponse:

@@ -11,7 +11,7 @@ from typing import Any
 from ais_loader.errors import LoaderError, NotFound, RemoteUnavailable
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
-from storage_node.context.remote_buckets import RemoteBucket, RemoteBuckets
+from storage_node.context.remote_buckets import RemoteBuckets
 from storage_node.etl.jobs.job_store import Input, JobPage, JobStore, ListedSource, put_messages
 from storage_node.etl.jobs.stamp import source_version
 from storage_node.etl.values import Content
@@ -73,7 +73,7 @@ class RemoteStore:
         """See `JobStore.read`. The version of a copy is that of its remote object."""
         if (remote := self._buckets.find(bucket)) is None:
             return await self._stored.read(bucket, names)
-        missing = await self._on_tier(self._ensure(remote, names))
+        missing = await self._on_tier(results_of(self._tier().reads.ensure(remote, name) for name in names))
         found = await self._stored.read(bucket, names)
         heads = await self._stored.heads(bucket, names)
         for at, (one, head) in enumerate(zip(found, heads, strict=True)):
@@ -85,9 +85,6 @@ class RemoteStore:
             elif isinstance(one, NotFound):
                 found[at] = RemoteUnavailable(f"{bucket}/{names[at]}: it was fetched, and its copy is gone")
         return found
-
-    async def _ensure(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
-        return await results_of(self._tier().reads.ensure(bucket, name) for name in names)
 
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
         if not self._buckets.of({small.bucket for small in objects}):

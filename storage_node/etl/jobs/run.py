@@ -267,7 +267,7 @@ class JobRun:
             existing = await self._existing(self.job.to_bucket, list(results.values()))
         left = [one.name for one in wanted]
         if existing:
-            now = await self._heads_of_sources([name for name in left if results[name] in existing])
+            now = await self._existing(self.job.bucket, [name for name in left if results[name] in existing])
             left = [name for name in left if not self._is_done(name, now.get(name), existing.get(results[name]))]
         if not left:
             return
@@ -322,9 +322,6 @@ class JobRun:
         """Return the existing objects. Names without an answer count as missing."""
         found = await self._store.heads(bucket, names)
         return {name: one for name, one in zip(names, found, strict=True) if isinstance(one, Stored)}
-
-    async def _heads_of_sources(self, names: Sequence[str]) -> dict[str, Stored]:
-        return await self._existing(self.job.bucket, names) if names else {}
 
     def _is_done(self, name: str, source: Stored | None, result: Stored | None) -> bool:
         """Return whether the result exists, and count it."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ais_loader.errors import DriveFull, InvalidRequest, LoaderError
+from ais_loader.errors import DriveFull, InvalidRequest, ItemTooLarge, LoaderError
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -245,11 +245,11 @@ class TransformedRun:
         that was computed again and has other bytes."""
         self._piece_checksum = 0
         if content.size_bytes > MAX_ITEM_BYTES:
-            text = (
+            error = ItemTooLarge(
                 f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
                 f"{MAX_ITEM_BYTES:,} per entry"
             )
-            return FailedEntry(pb.FAILED, EntryFault(text, "item-too-large"))
+            return failed_entry(error)
         offset = self._request.resume_offset if at == 0 else 0
         if not offset or self._request.resume_version != self._piece_version(at, content):
             return 0

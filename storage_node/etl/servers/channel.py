@@ -7,7 +7,6 @@ if the node is killed.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -31,7 +30,7 @@ class OutputReceiver:
         """
         self._max_bytes, self._reason, self._new_file = max_bytes, reason, new_file
         self._parts: list[bytes] = []
-        self._fd = -1
+        self._file: Content | None = None
         self.size_bytes = self.checksum = 0
 
     async def take(self, chunk: bytes) -> None:
@@ -40,38 +39,33 @@ class OutputReceiver:
         if size_bytes > self._max_bytes:
             raise TransformFailed(f"it makes more than {self._max_bytes:,} bytes, {self._reason}")
         self.size_bytes, self.checksum = size_bytes, crc32c(chunk, self.checksum)
-        if self._fd < 0 and size_bytes <= MAX_IN_MEMORY_BYTES:
-            self._parts.append(chunk)
-            return
         self._parts.append(chunk)
+        if self._file is None and size_bytes <= MAX_IN_MEMORY_BYTES:
+            return
         try:
             await settled(asyncio.ensure_future(asyncio.to_thread(self._spool)))  # `discard` may follow
         except OSError as error:
             raise TransformFailed(f"its output could not be spooled: {error}") from error
 
     def _spool(self) -> None:
-        if self._fd < 0:
-            self._fd = self._new_file()
+        if self._file is None:
+            self._file = Content(0, 0, fd=self._new_file())
         parts, self._parts = self._parts, []
         for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[os.write(self._fd, view) :]
+            self._file.append(memoryview(part))
 
     def content(self) -> Content:
         """Return the output, which becomes the caller's."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            return Content(self.size_bytes, self.checksum, fd=fd)
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        return Content(self.size_bytes, self.checksum, memoryview(data))
+        file, self._file = self._file, None
+        if file is not None:
+            file.size_bytes, file.checksum = self.size_bytes, self.checksum
+            return file
+        return Content(self.size_bytes, self.checksum, memoryview(b"".join(self._parts)))
 
     def discard(self) -> None:
         """Release the output. May be called again."""
         self._parts = []
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.content().close()
 
 
 CONNECT_S = 5.0

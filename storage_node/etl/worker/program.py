@@ -310,14 +310,14 @@ class Worker:
         elif len(view) <= INLINE_BYTES:
             self._reply(IS_INLINE, view)
         else:
-            self._deliver_file(self._write([view]))
+            self._deliver_file(self.write([view]))
 
     def _deliver_file(self, size_bytes: int) -> None:
         self._reply(IS_FILE, size_bytes=size_bytes)
         self._flush()
         self._wait_until_read()
 
-    def _write(self, parts: Iterable[Any]) -> int:
+    def write(self, parts: Iterable[Any]) -> int:
         """Overwrite the output file in place. Pages of the previous output are reused, which is cheaper than freeing
         and allocating them."""
         os.lseek(self.output, 0, os.SEEK_SET)
@@ -350,9 +350,6 @@ class Worker:
             raise CallFailed(f"{setup['name']} is no function, and has no method transform")
         self._run = _Function(function, setup, self).run
 
-    def write_all(self, parts: Iterable[Any]) -> _Written:
-        return _Written(self._write(parts))
-
 
 class _Written:
     """An output that has already been written to the output file."""
@@ -379,7 +376,7 @@ class _Function:
         given = source.file() if self._path else source.chunks() if self._streaming else source.view()
         result = self._function(given, **arguments)
         if self._streaming and not isinstance(result, bytes | bytearray | memoryview):
-            return self._worker.write_all(result)
+            return _Written(self._worker.write(result))
         return result
 
 
