@@ -343,7 +343,7 @@ def lies(data: memoryview) -> bytes:
     while not isinstance(frame.f_locals.get("self"), worker.Worker):  # type: ignore[attr-defined]
         frame = frame.f_back  # type: ignore[assignment]
     real = frame.f_locals["self"]
-    real._write = lambda parts: 1 << 20
+    real.write = lambda parts: 1 << 20
     return bytes(100 << 10)
 
 
