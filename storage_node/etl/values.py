@@ -18,7 +18,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,7 +102,7 @@ class Content:
         """Close the file. May be called again."""
         self.data, fd, self.fd = None, self.fd, -1
         if fd >= 0:
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 os.close(fd)
 
     __del__ = close

@@ -120,7 +120,10 @@ async def _answered(answer: aiohttp.ClientResponse, request: TransformRequest, r
 async def _received(answer: aiohttp.ClientResponse, receiver: OutputReceiver) -> None:
     if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise ServerFailed(f"it answered with Content-Encoding {encoding}, which was not asked for")
-    if answer.content_length is not None and answer.content_length <= CHUNK_BYTES:
+    if answer.content_length is None:
+        if answer.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            raise ServerFailed("it answered with neither Content-Length nor chunks, so that a break is not noticed")
+    elif answer.content_length <= CHUNK_BYTES:
         await receiver.take(await answer.read())
         return
     async for chunk in answer.content.iter_any():

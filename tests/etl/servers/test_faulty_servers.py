@@ -79,6 +79,8 @@ def answering(*answers: bytes, close: bool = True) -> Peer:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf", r"broke off: .*, in 3 tries"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n", r"broke off: .*, in 3 tries"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhalf\r\n", r"broke off: .*, in 3 tries"),
+        (b"HTTP/1.1 200 OK\r\n\r\nhalf", r"neither Content-Length nor chunks"),
+        (b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nhalf", r"neither Content-Length nor chunks"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone", "HTTP 404 Not Found: none"),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nno vowels", "t: b/.*: no vowels$"),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", "HTTP 500 Oh"),
