@@ -103,11 +103,12 @@ class NodeStore:
                     if isinstance(one, Stored) or at not in found or isinstance(found[at], NotFound):
                         found[at] = one
             if turn == 0 and not replica_set.view.is_changing:
-                # The first owner receives all writes, so its "not found" is final.
-                holders = [
-                    having[:1] if isinstance(found.get(at), NotFound) and having[0] == first_owners[at] else having
-                    for at, having in enumerate(holders)
-                ]
+                # The first owner receives all writes, so its "not found" is final. That of another is not certain.
+                for at, having in enumerate(holders):
+                    if isinstance(found.get(at), NotFound):
+                        holders[at] = having[:1]
+                        if having[0] != first_owners[at]:
+                            found[at] = NodeUnavailable(f"{bucket}/{names[at]}: its first owner does not answer now")
         return [found[at] for at in range(len(names))]
 
     async def _ask(self, replica_set: ReplicaSet, node: int, names: Sequence[str]) -> list[Stored | LoaderError]:

@@ -318,8 +318,7 @@ class WorkerProcess:
             self._give_up(TransformFailed(f"it said {size_bytes:,} bytes, and wrote {found_bytes:,}"))
             return
         else:
-            content: Content = await self._on_thread(take_content, self._output, size_bytes)
-            first.outcome = content
+            content = first.outcome = await self._on_thread(take_content, self._output, size_bytes)
             if content.fd >= 0:
                 os.close(self._output)
                 self._output = -1

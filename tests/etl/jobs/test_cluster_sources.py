@@ -28,7 +28,7 @@ def on_loop(cluster: LocalCluster, work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(work, loop).result(TIMEOUT_S)
 
 
-def test_an_object_that_only_the_first_owner_has_is_found_after_it_failed_once(tmp_path: Path) -> None:
+def test_an_object_that_only_the_first_owner_has_is_not_gone_while_that_is_not_asked(tmp_path: Path) -> None:
     """The other owner was not told of the write: a job that took its answer for certain would delete the result."""
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=600.0) as cluster:
         name = name_with(cluster, lambda owners: 0 not in owners)
@@ -36,11 +36,16 @@ def test_an_object_that_only_the_first_owner_has_is_found_after_it_failed_once(t
         cluster.put_on(first, {name: b"abc"})
         node, writes = cluster.batches(0).node, cluster.nodes[0].repair._writes
 
-        async def heads() -> list[Stored | LoaderError]:
-            writes.channels.failed(cluster.nodes[first].peer_endpoint)
-            return await NodeStore(node, writes, Spool(tmp_path / "spool")).heads(BUCKET, [name])
+        store = NodeStore(node, writes, Spool(tmp_path / "spool"))
 
-        (found,) = on_loop(cluster, heads())
+        async def heads_after_a_failure() -> list[Stored | LoaderError]:
+            writes.channels.failed(cluster.nodes[first].peer_endpoint)
+            return await store.heads(BUCKET, [name])
+
+        (found,) = on_loop(cluster, heads_after_a_failure())
+        assert isinstance(found, NodeUnavailable)
+        writes.channels.answered(cluster.nodes[first].peer_endpoint)
+        (found,) = on_loop(cluster, store.heads(BUCKET, [name]))
         assert isinstance(found, Stored) and found.size_bytes == 3
 
 
