@@ -63,7 +63,10 @@ class GroupPromotion:
             await self._work(self._open, files, existing, outcomes, sources, small, stamps)
             answers = await self._put_small(list(small.values())) if small else []
             for at, answer in zip(small, answers, strict=True):
-                outcomes[at] = _outcome(files[at], answer)
+                if isinstance(answer, LoaderError):
+                    outcomes[at] = failed(files[at], answer)
+                else:
+                    outcomes[at] = Outcome(files[at].path, files[at].name, stored_of(answer))
             large = await results_of(map(self._put_large, sources.values()))
             for at, outcome in zip(sources, large, strict=True):
                 outcomes[at] = failed(files[at], outcome) if isinstance(outcome, LoaderError) else outcome
@@ -109,9 +112,3 @@ class GroupPromotion:
                 )
             except LoaderError as error:
                 outcomes[at] = failed(found, error)
-
-
-def _outcome(found: FoundFile, result: Described | LoaderError) -> Outcome:
-    if isinstance(result, LoaderError):
-        return failed(found, result)
-    return Outcome(found.path, found.name, stored_of(result))

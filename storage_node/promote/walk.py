@@ -6,12 +6,11 @@ promoted are yielded too, each with its error.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
 from ais_loader.name_matching import matcher, printable_path
@@ -134,18 +133,19 @@ class Walk:
 
     def _below(self, top: OpenFolder) -> Generator[Found, None, None]:
         """Yield files depth first, while each folder is listed: one open listing per level."""
-        listings: list[tuple[OpenFolder, Iterator[os.DirEntry[str]], str]] = []
-        with contextlib.ExitStack() as held:
+        listings: list[tuple[OpenFolder, Any, str]] = []
+        """Folders, each with what `os.scandir` returned, which closes itself at its end."""
 
-            def enter(folder: OpenFolder, way: str) -> NotFit | None:
-                try:
-                    if way and self._own.is_one(folder.fd, way[:-1].rpartition("/")[2]):
-                        return _unfit(way, self._wanted, SourceRefused("is the store itself"))
-                    listings.append((folder, held.enter_context(os.scandir(folder.fd)), way))
-                except OSError as error:
-                    return _unfit(way, self._wanted, _unreadable(error))
-                return None
+        def enter(folder: OpenFolder, way: str) -> NotFit | None:
+            try:
+                if way and self._own.is_one(folder.fd, way[:-1].rpartition("/")[2]):
+                    return _unfit(way, self._wanted, SourceRefused("is the store itself"))
+                listings.append((folder, os.scandir(folder.fd), way))
+            except OSError as error:
+                return _unfit(way, self._wanted, _unreadable(error))
+            return None
 
+        try:
             if fault := enter(top, ""):
                 yield fault
             while listings:
@@ -172,6 +172,9 @@ class Walk:
                     continue
                 if fault := enter(below, path + "/"):
                     yield fault
+        finally:
+            for _, entries, _ in listings:
+                entries.close()
 
     def _file(self, folder: OpenFolder, file_name: str, path: str) -> Found | None:
         """Return the file, or None if it is not wanted. Raises OSError."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +14,11 @@ import pytest
 from ais_loader.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
 from ais_loader.testing import seeded_bytes
 from storage_node.promote import confined_path, job
-from storage_node.promote.confined_path import root_of
+from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job, Outcome
 from storage_node.promote.source import SourceFile
-from storage_node.promote.walk import GROUP_FILES, Wanted
+from storage_node.promote.walk import GROUP_FILES, OpenFolder, Walk, Wanted
 from storage_node.store.files import clone_or_copy as filling
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.store import Store
@@ -355,3 +357,31 @@ def test_a_path_lies_in_the_innermost_root_or_in_none() -> None:
             root_of(path, roots)
     with pytest.raises(SourceRefused, match="promote_roots"):
         root_of(b"/data", [])
+
+
+def test_a_walk_holds_nothing_of_the_folders_that_it_has_left(source: Path) -> None:
+    for at in range(2000):
+        (source / str(at)).mkdir()
+    (source / "0" / "file").write_bytes(b"abc")
+    walk = Walk(OpenFolder(os.open(source, FOLDER)), b".", Wanted())
+    tracemalloc.start()
+    try:
+        assert [found.path for found in walk] == ["0/file"]
+        assert tracemalloc.get_traced_memory()[1] < 2000 * 100
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_walk_that_is_given_up_closes_its_folders(source: Path) -> None:
+    (source / "a" / "b").mkdir(parents=True)
+    for at in range(2):
+        (source / "a" / "b" / str(at)).write_bytes(b"abc")
+    before = set(os.listdir("/proc/self/fd"))
+    walk = iter(Walk(OpenFolder(os.open(source, FOLDER)), b".", Wanted()))
+    next(walk)
+    assert set(os.listdir("/proc/self/fd")) != before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        walk.close()
+        del walk
+    assert set(os.listdir("/proc/self/fd")) == before
