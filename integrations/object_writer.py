@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
 from ais_loader import Client
 
@@ -17,12 +17,29 @@ MEMORY_BYTES = 64 << 20
 """Larger data is spooled to a temporary file."""
 
 
-class ObjectWriter(io.BufferedIOBase):
-    """A sequential writer.
+class _Writer(io.IOBase):
+    """Base of writers that store nothing if an exception leaves their `with` block, if a `write` failed, after
+    `give_up`, or if they are dropped without being closed."""
 
-    Nothing is stored if an exception leaves its `with` block, if a `write` failed, after `give_up`, or if the writer is
-    dropped without being closed.
-    """
+    def give_up(self) -> None:
+        """Make `close` store nothing."""
+        raise NotImplementedError
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.give_up()
+        self.close()
+
+    def __del__(self) -> None:
+        # A writer that was dropped without being closed was abandoned, but the interpreter would close it.
+        with suppress(ValueError):  # of text whose options were refused
+            if not self.closed:
+                self.give_up()
+                self.close()
+
+
+class ObjectWriter(_Writer, io.BufferedIOBase):
+    """A sequential writer of bytes."""
 
     def __init__(
         self,
@@ -75,7 +92,6 @@ class ObjectWriter(io.BufferedIOBase):
             raise
 
     def give_up(self) -> None:
-        """Make `close` store nothing, for a wrapping writer that has failed."""
         self._failed = True
 
     def close(self) -> None:
@@ -100,12 +116,55 @@ class ObjectWriter(io.BufferedIOBase):
         self._spool.close()
         self._held.close()
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._failed = kind is not None
-        self.close()
 
-    def __del__(self) -> None:
-        # A writer that was dropped without being closed was abandoned, but the interpreter would close it.
-        if not self.closed:
-            self._failed = True
-            self.close()
+class LayeredWriter(_Writer, io.BufferedIOBase):
+    """A writer of what a `layer`, such as a compressor, makes of the bytes and writes to `below`."""
+
+    def __init__(self, layer: Any, below: ObjectWriter) -> None:
+        self._layer, self._below = layer, below
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._layer.tell())
+
+    def write(self, data: Buffer, /) -> int:
+        return int(self._layer.write(data))
+
+    def give_up(self) -> None:
+        self._below.give_up()
+
+    def close(self) -> None:
+        """Write the rest, and store the object. Raises the errors of `layer`, and of `ObjectWriter.close`."""
+        if self.closed:
+            return
+        try:
+            super().close()
+            self._layer.close()
+        except BaseException:
+            self.give_up()
+            raise
+        finally:
+            self._below.close()
+
+
+class TextWriter(_Writer, io.TextIOWrapper):
+    """A writer of text. The options are those of TextIOWrapper."""
+
+    def __init__(self, below: ObjectWriter | LayeredWriter, **options: Any) -> None:
+        self._below = below
+        super().__init__(below, **options)  # type: ignore[arg-type]  # a BufferedIOBase
+
+    def give_up(self) -> None:
+        self._below.give_up()
+
+    def close(self) -> None:
+        try:
+            if not self.closed:
+                self.flush()
+        except BaseException:
+            self.give_up()
+            raise
+        finally:
+            super().close()

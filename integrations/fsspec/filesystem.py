@@ -26,7 +26,7 @@ from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile
 from ais_loader.values.urls import is_remote
 
 from ..file_errors import as_files
-from ..object_writer import ObjectWriter
+from ..object_writer import LayeredWriter, ObjectWriter, TextWriter
 from ..shared_store import named_url, shared_store
 from .buffered_file import BufferedFile
 from .files_ahead import FilesAhead
@@ -34,6 +34,8 @@ from .path_expansion import Row, file_row, folder_row, level_row, no_writing, sp
 
 with needs("fsspec", "ais:// in other libraries"):
     from fsspec.callbacks import DEFAULT_CALLBACK
+    from fsspec.compression import compr
+    from fsspec.core import get_compression
     from fsspec.implementations.local import LocalFileSystem, make_path_posix
     from fsspec.spec import AbstractFileSystem
     from fsspec.utils import read_block
@@ -279,6 +281,25 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 progressed=self._store.progressed,
             )
         raise no_writing(path, mode)
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a file. fsspec would not close what a compressor writes to, and close what text has failed to write."""
+        if "r" in mode:
+            return super().open(path, mode, block_size, cache_options, compression, **kwargs)
+        text = {key: kwargs.pop(key) for key in ("encoding", "errors", "newline") if key in kwargs}
+        kind = mode.replace("b", "").replace("t", "")
+        file = super().open(path, f"{kind}b", block_size, cache_options, **kwargs)
+        if (codec := get_compression(path, compression)) is not None:
+            file = LayeredWriter(compr[codec](file, mode=kind), file)
+        return file if "b" in mode else TextWriter(file, **text)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         (found,) = self.cat_ranges([path], [start], [end], on_error="raise")

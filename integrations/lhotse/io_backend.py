@@ -13,6 +13,7 @@ Interface: `IOBackend` in lhotse/serialization.py (1.33 and 2.0).
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 from collections.abc import Iterator
@@ -26,9 +27,9 @@ from ais_loader import Client, Entry, errors
 from ais_loader.values.urls import SCHEME, split_member, split_url
 
 from ..file_errors import as_files
-from ..object_writer import ObjectWriter
+from ..object_writer import LayeredWriter, ObjectWriter, TextWriter
 from ..shared_store import StoreReference
-from .text_and_gzip import GzipReader, GzipWriter, TextWriter
+from .gzip_reader import GzipReader
 
 _COLLAPSED = "ais:/"
 """Form of the scheme after pathlib has collapsed its slashes."""
@@ -69,8 +70,10 @@ class AISIOBackend(serialization.IOBackend):  # type: ignore[misc]  # Lhotse is 
             unpacked: Any = GzipReader(raw, url) if packed else raw
             return io.TextIOWrapper(unpacked, encoding="utf-8") if text else cast(IO[bytes], unpacked)
         writer = _writer(url, self.store, if_absent=kind == "x")
-        packing = GzipWriter(writer) if packed else writer
-        return TextWriter(packing) if text else cast(IO[bytes], packing)
+        packing: Any = writer
+        if packed:  # without a time, so that equal contents are equal bytes
+            packing = LayeredWriter(gzip.GzipFile("", "wb", fileobj=writer, mtime=0), writer)
+        return TextWriter(packing, encoding="utf-8") if text else cast(IO[bytes], packing)
 
     def _open_bytes(self, url: str) -> io.BufferedIOBase:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gc
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +146,63 @@ def test_many_files_are_created_only_where_there_is_none(files: AISFileSystem) -
     assert (files.cat_file("b/a"), files.cat_file("b/made")) == (b"one", b"new")
     files.pipe({"b/made": b"again", "b/a": b"replaced"}, mode="overwrite")
     assert (files.cat_file("b/a"), files.cat_file("b/made")) == (b"replaced", b"again")
+
+
+def test_a_write_that_failed_is_not_stored_though_its_caller_goes_on(
+    files: AISFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with files.open("b/a", "wb") as file:
+        file.write(b"the beginning")
+        monkeypatch.setattr(file._spool, "write", full)
+        with contextlib.suppress(OSError):
+            file.write(b" and the end")
+    assert files.cat_file("b/a") == b"one"
+
+
+CODECS = {"none": None, "gzip": "gzip", "bz2": "bz2", "xz": "xz", "zstd": "zstd", "lz4": "lz4"}
+
+
+@table("codec", CODECS)
+def test_text_and_compressed_files_are_written_when_they_are_closed_or_not_at_all(
+    files: AISFileSystem, codec: str
+) -> None:
+    options = {"compression": CODECS[codec]}
+    files.pipe_file("b/a", b"one")
+    with files.open("b/a", "wb", **options) as file:
+        file.write(b"12")
+        file.write(b"34")
+        assert file.writable() and files.cat_file("b/a") == b"one"
+    with files.open("b/a", "rb", **options) as file:
+        assert file.read() == b"1234"
+    with files.transaction, files.open("b/a", "wt", encoding="latin-1", newline="\r\n", **options) as file:
+        file.write("grüße\n")
+    with files.open("b/a", "r", encoding="latin-1", newline="", **options) as file:
+        assert file.read() == "grüße\r\n"
+    before = files.cat_file("b/a")
+    for mode, half in (("wb", b"half of it"), ("w", "half of it")):
+        with pytest.raises(RuntimeError), files.open("b/a", mode, **options) as file:
+            file.write(half)
+            raise RuntimeError
+        dropped = files.open("b/a", mode, **options)
+        dropped.write(half)
+        del dropped, file
+        gc.collect()
+        assert files.cat_file("b/a") == before
+        files.open("b/a", mode, **options).close()
+        with files.open("b/a", "rb", **options) as file:
+            assert file.read() == b""
+        files.pipe_file("b/a", before)
+        with pytest.raises(FileExistsError):
+            files.open("b/a", mode.replace("w", "x"), **options)
+    with pytest.raises(OSError, match="'ab'"):
+        files.open("b/a", "a", **options)
+    with pytest.raises(LookupError):
+        files.open("b/a", "w", encoding="no encoding", **options)
+    gc.collect()
+    assert files.cat_file("b/a") == before
 
 
 def test_a_transaction_writes_all_its_files_or_none(files: AISFileSystem) -> None:
