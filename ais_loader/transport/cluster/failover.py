@@ -180,6 +180,9 @@ class Members:
             if map_.version <= before.version or map_.cluster_uuid != before.map.cluster_uuid:
                 return False
             self.view = ClusterView(map_, before)
+            # Connections to nodes that have left close once nobody uses them.
+            nodes = {(node.uuid, node.endpoint) for node in self.view.nodes}
+            self._calls = {key: calls for key, calls in self._calls.items() if key in nodes}
             return True
 
     def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool:

@@ -414,7 +414,7 @@ class MergedStream(FramedStream):
         if share.direct:
             self._members.loads.requested(node, len(share.positions))
         try:
-            sender.begin(self._members.calls(node).session(), request, self._arrivals)
+            sender.begin(self._members.calls(node), request, self._arrivals)
         except errors.NodeUnavailable as error:
             self._arrivals.put((sender.number, Broken(error)))
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ais_loader import errors
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.session.session import Event, Session
 from ais_loader.wire.answer_check import AnswerCheck
 from ais_loader.wire.frame import EntryFault, Frame, FrameError
@@ -129,10 +130,11 @@ class Sender:
         self.busy_s += waited_s
         return waited_s
 
-    def begin(self, session: Session, request: pb.BatchRequest, arrivals: Arrivals) -> None:
+    def begin(self, calls: NodeCalls, request: pb.BatchRequest, arrivals: Arrivals) -> None:
         request.initial_credit_bytes = SENDER_WINDOW_BYTES
-        self._session = session
-        self._batch_id = session.begin(request, _Tagged(self.number, arrivals))
+        self._calls = calls  # while this is referred to, its connection stays, also if the node leaves the cluster
+        self._session = calls.session()
+        self._batch_id = self._session.begin(request, _Tagged(self.number, arrivals))
 
     def cancel(self) -> None:
         if self._session is not None:
