@@ -177,7 +177,7 @@ class _Files:
                     reader = opened_reader(
                         self._transport, one[0].bucket, one[0].name, version=one[0].version, timeout_s=self._timeout_s
                     )
-                except errors.NotFound as error:
+                except (errors.NotFound, errors.ObjectDenied) as error:
                     yield one, error
                 else:
                     with reader:

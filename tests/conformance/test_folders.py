@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance_kit import Heard, fill
 
 from ais_loader import Bucket, Client, connect, errors
+from ais_loader.objects import download
+from ais_loader.objects.object_file import ObjectReader
 from ais_loader.testing import seeded_bytes
+from ais_loader.transport.base import Transport
 
 FILES = {
     "a.wav": b"1",
@@ -161,3 +165,21 @@ def test_a_store_is_not_put_into_itself(tmp_path: Path) -> None:
         assert (bucket.put_folder(tmp_path).stored, list(bucket)) == (1, ["a"])
         with pytest.raises(errors.InvalidRequest, match="is the store itself"):
             bucket.put_folder(tmp_path / "store")
+
+
+def test_a_large_object_that_is_denied_after_it_was_listed_fails_alone(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["large", "larger", "largest"]
+    bucket.put_many([(name, FILES["large.bin"]) for name in names])
+    opened = download.opened_reader
+
+    def opened_when_denied(transport: Transport, of: str, name: str, **options: Any) -> ObjectReader:
+        if name == "larger":
+            bucket.deny([name], reason="order 7")
+        return opened(transport, of, name, **options)
+
+    monkeypatch.setattr(download, "opened_reader", opened_when_denied)
+    found = bucket.download("", tmp_path, on_error="return")
+    assert [(one.name, type(one.error)) for one in found.failures] == [("larger", errors.ObjectDenied)]
+    assert files_in(tmp_path) == dict.fromkeys(["large", "largest"], FILES["large.bin"])
