@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -88,13 +89,15 @@ class Source:
 
 def _plain(view: memoryview) -> memoryview:
     """Reject references to objects of this process, as in an array of objects. Raises TypeError."""
-    if "O" in view.format:
+    if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
         raise TypeError("references to objects are no bytes to be kept")
     return view
 
 
 def _read(file: IO[bytes]) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
+    while (chunk := file.read(CHUNK_BYTES)) != b"":
+        if chunk is None:  # a file that does not block has no bytes at the moment, which is not its end
+            raise InvalidRequest("the file is non-blocking, and had no bytes before its end: make it block")
         if not isinstance(chunk, bytes):
             raise TypeError("the file was opened in text mode: open it with 'rb'")
         yield chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import datetime
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ais_loader import Bucket, Client, ClusterOptions, EmbeddedOptions, Entry, c
         np.frombuffer(b"abcdef", np.uint8).reshape(3, 2),
         np.frombuffer(b"a.b.c.d.e.f.", np.uint8)[::2],
         array.array("h", [25185, 25699, 26213]),
+        np.frombuffer(b"abcdef", [("Offset", "u1"), ("O", "u1")]),
     ],
 )
 def test_all_that_exports_bytes_is_stored_as_these_bytes(bucket: Bucket, data: Any) -> None:
@@ -43,6 +45,7 @@ def test_an_array_without_elements_is_an_empty_object(bucket: Bucket) -> None:
     "data",
     [
         np.array([{}, []], dtype=object),
+        np.array([(1, {})], dtype=[("a", "i4"), ("b", "O")]),
         np.array([datetime.date(2026, 1, 1)], dtype="M8[D]"),
         io.StringIO(""),
         "text",
@@ -57,6 +60,20 @@ def test_what_has_no_bytes_of_its_own_is_refused(bucket: Bucket, data: Any) -> N
     with pytest.raises(TypeError):
         bucket.put_many([("a", data)])
     assert list(bucket.objects()) == []
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_pipe_without_bytes_at_the_moment_is_not_taken_for_one_that_has_ended(bucket: Bucket, buffering: int) -> None:
+    into, out = os.pipe()
+    os.set_blocking(into, False)
+    with open(into, "rb", buffering=buffering) as file, open(out, "wb", buffering=0) as writer:
+        writer.write(b"the beginning")
+        with pytest.raises(errors.InvalidRequest, match="non-blocking"):
+            bucket.put("a", file)
+        assert list(bucket.objects()) == []
+        writer.write(b"all")
+        writer.close()
+        assert bucket.put("a", file).size_bytes == 3
 
 
 @pytest.mark.parametrize("name", [5, None, Path("a"), ("a",)])
