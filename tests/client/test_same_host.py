@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ import pytest
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.wire.node_folder import NodeFolder
+from tests.changing_folder import files_below
 from tests.patience import PATIENT_CLIENT
 from tests.table import table
 from tests.tar_kit import packed_tar
@@ -318,7 +319,7 @@ def test_segments_are_compacted_under_a_reader(drive: Path, client: Client) -> N
     segments = drive / "objects" / "segments"
 
     def size_bytes() -> int:
-        return sum(path.stat().st_blocks * 512 for path in segments.rglob("segment.*") if path.exists())
+        return sum(found.st_blocks * 512 for path, found in files_below(segments) if path.name.startswith("segment."))
 
     settle(bucket)
     before, failures, ended = size_bytes(), list[str](), threading.Event()
@@ -369,8 +370,10 @@ def test_a_folder_that_is_removed_or_replaced_is_not_read_any_more(drive: Path, 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_folder_that_is_given_to_another_user_is_left_to_the_node(drive: Path, bucket: Bucket) -> None:
     def give(user: int) -> None:
-        for path in (drive, *drive.rglob("*")):
-            os.chown(path, user, user, follow_symlinks=False)
+        for parent, folders, files in os.walk(drive):
+            for name in (".", *folders, *files):
+                with suppress(FileNotFoundError):  # the node removes files meanwhile
+                    os.chown(os.path.join(parent, name), user, user, follow_symlinks=False)
 
     give(65534)
     assert bytes(bucket.get("001")) == OBJECTS["001"]

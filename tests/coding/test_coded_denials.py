@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from storage_node.context.errors import TooFewCopies
 from storage_node.ops import status
 from storage_node.store.drive import ended_versions
 from storage_node.store.format import CatalogEntry
+from tests.changing_folder import files_below
 from tests.coding.coded_kit import CodedCluster, SettableClock
 from tests.faults.fault_kit import take_snapshot
 from tests.node.cluster_kit import BUCKET
@@ -41,8 +42,12 @@ OBJECTS = {f"s/{number:02}": DRAW.randbytes(40_000) for number in range(20)}
 
 def files_with(folder: Path, data: bytes) -> list[str]:
     """Files with a piece of an object: fragments cut it."""
-    found = [os.path.join(root, file) for root, _, files in os.walk(folder) for file in files]
-    return [path for path in found if os.path.isfile(path) and data[1000:1400] in Path(path).read_bytes()]
+    found = list[str]()
+    for path, _ in files_below(folder):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            if data[1000:1400] in path.read_bytes():
+                found.append(str(path))
+    return found
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

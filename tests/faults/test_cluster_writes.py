@@ -20,6 +20,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import Version
 from storage_node.store.store import Store
+from tests.changing_folder import files_below
 from tests.cluster_processes import ClusterProcesses
 from tests.faults.crash_kit import content, state_of
 from tests.node.cluster_kit import BUCKET
@@ -59,7 +60,8 @@ def owners(cluster: ClusterProcesses, name: str) -> list[int]:
 
 
 def staging(cluster: ClusterProcesses, number: int) -> int:
-    return sum(path.stat().st_size for drive in cluster.nodes[number].drives for path in (drive / "staging").iterdir())
+    drives = cluster.nodes[number].drives
+    return sum(found.st_size for _, found in files_below(*(drive / "staging" for drive in drives)))
 
 
 def assert_copies_of_one_version_are_equal(copies: list[Copies]) -> None:

@@ -24,6 +24,7 @@ from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, REFUSED, WELCOME
 from storage_node.context import call_lanes
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.changing_folder import files_below
 from tests.faulty_link import FaultyLink
 from tests.lane.lane_kit import RawLane, error_of, offer_of
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
@@ -151,8 +152,8 @@ def test_bytes_that_went_bad_in_a_file_are_not_delivered(tmp_path: Path) -> None
         until_lanes(cluster, 1)
         names = cluster.names_of(1, [name for name in NAMES if name.startswith("m/")])
         store = cluster.batches(1).node.store
-        for path in [path for drive in store.drives for path in drive.root.rglob("*") if path.is_file()]:
-            if path.stat().st_size == len(OBJECTS[names[0]]):
+        for path, found in files_below(*(drive.root for drive in store.drives if drive is not None)):
+            if found.st_size == len(OBJECTS[names[0]]):
                 with path.open("r+b") as file:
                     file.seek(500_000)
                     file.write(b"spoilt")

@@ -13,6 +13,7 @@ from ais_loader import Bucket, EmbeddedOptions, connect
 from ais_loader.testing import eventually
 from ais_loader.transport.embedded import EmbeddedTransport
 from storage_node.store.store import Store
+from tests.changing_folder import files_below
 from tests.node.node_kit import bucket_of, scrape, serving
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,8 @@ def store_of(kind: str, folder: Path, compact_bytes_per_s: int) -> Iterator[tupl
 
 
 def segments_of(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "drive" / "objects" / "segments").rglob("segment.*")}
+    found = files_below(folder / "drive" / "objects" / "segments")
+    return {path.name for path, _ in found if path.name.startswith("segment.")}
 
 
 @pytest.mark.parametrize("kind", ["embedded", "node"])

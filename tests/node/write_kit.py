@@ -18,6 +18,7 @@ from storage_node.store.buckets import ReplicaStale
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.object_reader import StoredObjectReader, open_object
 from storage_node.store.store import Store
+from tests.changing_folder import files_below
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 CALL_TIMEOUT_S = 180.0
@@ -155,7 +156,7 @@ def staged_here(cluster: LocalCluster, number: int) -> int:
 def staged_bytes(cluster: LocalCluster, number: int) -> int:
     drive = cluster.batches(number).node.store.drives[0]
     assert drive is not None
-    return sum(path.stat().st_size for path in (drive.root / "staging").iterdir())
+    return sum(found.st_size for _, found in files_below(drive.root / "staging"))
 
 
 def cluster_ranking(cluster: LocalCluster, name: str) -> list[int]:

@@ -79,7 +79,7 @@ def assert_stored(cluster: LocalCluster, files: dict[str, bytes]) -> None:
         assert len(set(found.values())) == 1
         assert next(iter(found.values()))[1] == data
     assert {name for objects in here for name in objects} == set(files)
-    assert staged_files(cluster) == 0
+    eventually(lambda: staged_files(cluster) == 0)
 
 
 def coordinator(result: PromoteResult) -> int:

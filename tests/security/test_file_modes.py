@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import stat
@@ -26,11 +27,13 @@ def mode(path: Path) -> int:
 
 
 def open_to_others(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder.parent)): oct(mode(path))
-        for path in (folder, *folder.rglob("*"))
-        if mode(path) & 0o077 and not path.is_symlink()
-    }
+    found = {}
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent), *(Path(parent) / name for name in (*folders, *files))):
+            with contextlib.suppress(FileNotFoundError):  # a node removes files meanwhile
+                if mode(path) & 0o077 and not path.is_symlink():
+                    found[str(path.relative_to(folder.parent))] = oct(mode(path))
+    return found
 
 
 def doubled() -> Callable[[bytes], bytes]:

@@ -18,6 +18,7 @@ from ais_loader.wire.generated import ais_etl_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
 from storage_node.store.places import without_places
+from tests.changing_folder import files_below
 from tests.peer_kit import OPTIONS
 from tests.security.rights_kit import EVERYTHING, SecureNode, secure
 
@@ -49,8 +50,8 @@ def damage(node: SecureNode) -> None:
     """Remove, change and shorten the files of objects."""
     store = node.server._store
     assert store is not None
-    for path in Path(store.drives[0].root).rglob("*"):  # type: ignore[union-attr]
-        if not path.is_file() or path.stat().st_size < len(LARGE):
+    for path, found in list(files_below(Path(store.drives[0].root))):  # type: ignore[union-attr]
+        if found.st_size < len(LARGE) or not path.is_file():
             continue
         name = path.read_bytes()[:7]
         if name.startswith(b"gone"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer
+from tests.changing_folder import files_below
 from tests.node.node_kit import CALL_TIMEOUT_S, bucket_of, serving
 from tests.table import table
 
@@ -124,11 +124,7 @@ class TestPut:
         drive = Path(bucket.client.describe()["drives"][0]["path"])  # type: ignore[index]
 
         def staged() -> bool:
-            for path in drive.rglob("*"):
-                with contextlib.suppress(FileNotFoundError):  # the node removes files meanwhile
-                    if stat.S_ISREG((found := path.stat()).st_mode) and found.st_size >= 8 * MiB:
-                        return True
-            return False
+            return any(found.st_size >= 8 * MiB for _, found in files_below(drive))
 
         call = objects.Put.future(messages())
         assert sent.wait(CALL_TIMEOUT_S)
@@ -252,7 +248,7 @@ class TestLargeDownloads:
     def test_a_flipped_byte_is_reported_as_corrupt(self, bucket: Bucket, node: NodeServer) -> None:
         bucket.put("a", seeded_bytes(7 * MiB + 11))
         drive = Path(bucket.client.describe()["drives"][0]["path"])  # type: ignore[index]
-        [path] = [path for path in (drive / "objects").rglob("*") if path.stat().st_size == 7 * MiB + 11]
+        [path] = [path for path, found in files_below(drive / "objects") if found.st_size == 7 * MiB + 11]
         flip(path, 5 * MiB)
         with pytest.raises(errors.CorruptObject):
             bucket.get("a")
