@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from ais_loader import Bucket, Client, ClusterOptions, Item, ObjectInfo, connect, errors
 from ais_loader.testing import NodeProcess, SeededObjects, eventually, seeded_bytes, throwaway_folder
 from tests.faulty_link import FaultyLink
+from tests.node.node_kit import kept_port
 from tests.patience import PATIENT_CLIENT
 
 MiB = 1 << 20
@@ -51,11 +51,6 @@ def bucket(node: NodeProcess) -> Iterator[Bucket]:
         yield client.bucket("b")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 # -- down from the start
 
 
@@ -81,8 +76,8 @@ def free_port() -> int:
 )
 @pytest.mark.sampled(7)
 def test_a_node_that_is_down_is_named_within_the_time_for_retries(call: Callable[[Client], object]) -> None:
-    port = free_port()
     with (
+        kept_port() as port,
         connect(f"grpc://127.0.0.1:{port}", options=ClusterOptions(retry_s=0.3)) as client,
         pytest.raises(errors.NodeUnavailable) as caught,
     ):
@@ -114,15 +109,16 @@ def test_a_client_made_before_its_node_works_once_the_node_is_there(node: NodePr
 
 @pytest.mark.slow
 def test_the_next_endpoint_is_tried_when_one_is_down(node: NodeProcess) -> None:
-    dead = f"grpc://127.0.0.1:{free_port()}"
-    for url in (f"{dead},{node.url}", f"{node.url},{dead}", f"{dead},{dead},{node.url}"):
-        names = list(SMALL)[:20]
-        with connect(url, options=PATIENT_CLIENT) as client:
-            assert client.bucket("b").get_batch(names).tobytes() == [SMALL[name] for name in names]
-        with connect(url, options=PATIENT_CLIENT) as client:
-            assert client.bucket("b").get(names[0]) == SMALL[names[0]]
-        with connect(url, options=PATIENT_CLIENT) as client:
-            assert client.bucket("b").head(names[0]).size_bytes == len(SMALL[names[0]])
+    names = list(SMALL)[:20]
+    with kept_port() as port:
+        dead = f"grpc://127.0.0.1:{port}"
+        for url in (f"{dead},{node.url}", f"{node.url},{dead}", f"{dead},{dead},{node.url}"):
+            with connect(url, options=PATIENT_CLIENT) as client:
+                assert client.bucket("b").get_batch(names).tobytes() == [SMALL[name] for name in names]
+            with connect(url, options=PATIENT_CLIENT) as client:
+                assert client.bucket("b").get(names[0]) == SMALL[names[0]]
+            with connect(url, options=PATIENT_CLIENT) as client:
+                assert client.bucket("b").head(names[0]).size_bytes == len(SMALL[names[0]])
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -29,6 +28,7 @@ from ais_loader import connect
 from ais_loader.testing import eventually
 from storage_node.cli.cluster import cluster
 from tests.docs.page_kit import blocks
+from tests.node.node_kit import kept_port
 from tests.packaging.deploy_schemas import COMPOSE, KINDS, META, fields
 from tests.packaging.packaging_kit import ROOT
 from tests.patience import PATIENT_CLIENT
@@ -170,42 +170,40 @@ def assert_serves(command: list[str], health: list[str], folder: Path, ports: di
     assert ended.returncode == 1, ended
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@pytest.fixture
+def two_ports() -> Iterator[dict[str, int]]:
+    with kept_port() as port, kept_port() as metrics_port:
+        yield {"7480": port, "9480": metrics_port}
 
 
-def two_ports() -> dict[str, int]:
-    return {"7480": free_port(), "9480": free_port()}
-
-
-def test_the_command_of_the_image_serves_and_its_health_command_tells(folder: Path) -> None:
+def test_the_command_of_the_image_serves_and_its_health_command_tells(folder: Path, two_ports: dict[str, int]) -> None:
     found = instructions()
     command = words(found["ENTRYPOINT"]) + words(found["CMD"])
     assert command[command.index("--drive") + 1] == found["VOLUME"]
     assert found["STOPSIGNAL"] == "SIGTERM"
-    assert_serves(command, words(found["HEALTHCHECK"]), folder, two_ports())
+    assert_serves(command, words(found["HEALTHCHECK"]), folder, two_ports)
 
 
-def test_the_command_of_the_pod_serves_and_its_probe_tells(folder: Path) -> None:
+def test_the_command_of_the_pod_serves_and_its_probe_tells(folder: Path, two_ports: dict[str, int]) -> None:
     (container,) = documents(NODE_FILE)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     command = [*words(instructions()["ENTRYPOINT"]), *container["args"]]
     drive, mounts = command[command.index("--drive") + 1], [one["mountPath"] for one in container["volumeMounts"]]
     assert any(Path(drive).is_relative_to(mount) for mount in mounts)
-    assert_serves(command, container["startupProbe"]["exec"]["command"], folder, two_ports())
+    assert_serves(command, container["startupProbe"]["exec"]["command"], folder, two_ports)
 
 
-def test_the_unit_of_systemd_is_that_of_the_page_and_its_command_serves(folder: Path) -> None:
+def test_the_unit_of_systemd_is_that_of_the_page_and_its_command_serves(
+    folder: Path, two_ports: dict[str, int]
+) -> None:
     unit = (DEPLOY / "ais-loader.service").read_text()
     page = (ROOT / "docs" / "operations.md").read_text()
     assert unit in [block.text for block in blocks(page)]
     (line,) = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
     (folder / "ais-loader.toml").write_text('durability = "power"\n')
     (folder / "disk2").mkdir(mode=0o700)
-    port = free_port()
     command = shlex.split(line.replace("/etc/", f"{folder}/").replace("/opt/ais-loader/bin/", ""))
     health = ["ais-loader", "doctor", "grpc://127.0.0.1:7480"]
-    assert_serves([*command, "--port", "7480"], health, folder, {"7480": port})
+    assert_serves([*command, "--port", "7480"], health, folder, {"7480": two_ports["7480"]})
 
 
 def test_the_commands_of_the_page_for_kuberay_are_ones_that_cluster_accepts() -> None:
