@@ -14,12 +14,15 @@ import websockets.asyncio.server
 from ais_loader.errors import TransformFailed, TransformGone, TransformTimeout
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
+from storage_node.etl.servers import stage as stages
 from storage_node.etl.values import Content
 from tests.etl.servers.server_kit import (
     CHANNELS,
+    GO_ON,
     HPULL,
     HPUSH,
     ORIGIN,
+    WAITING,
     WS,
     bytes_of,
     new_server,
@@ -320,14 +323,25 @@ async def restarted(framework: str, communication: Communication, held: contextl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("communication", [HPUSH, WS], ids=Communication.Name)
-def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(communication: Communication) -> None:
+def test_a_stage_that_is_closed_lets_what_runs_end_and_takes_no_more(
+    communication: Communication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "CLOSE_S", 180.0)  # on a machine that stands still, what runs takes longer
+
     async def main() -> None:
         with new_server("fastapi").running() as address:
             async with open_stage(address, communication, connections=1) as (stage, _):
-                running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"sleep_s": 2}'))
-                waiting = asyncio.create_task(stage.run(ORIGIN, Content.of(b"y"), ""))
-                await until(lambda: stage._running)
-                await stage.close()
+                WAITING.clear()
+                GO_ON.clear()
+                try:
+                    running = asyncio.create_task(stage.run(ORIGIN, Content.of(b"x"), '{"waits": true}'))
+                    await until(WAITING.is_set)
+                    waiting = asyncio.create_task(stage.run(ORIGIN, Content.of(b"y"), ""))
+                    closing = asyncio.create_task(stage.close())
+                    await until(lambda: stage._closed)
+                finally:
+                    GO_ON.set()
+                await closing
                 assert bytes_of(await running) == b"X"
                 with pytest.raises(TransformGone, match="stopped, deleted or replaced meanwhile"):
                     await waiting
