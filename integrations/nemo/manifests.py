@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import posixpath
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,7 +153,10 @@ def _lines(path: str, client: Client) -> Iterator[tuple[int, Any]]:
     except errors.NotFound as error:
         raise ManifestError(f"{path}: {error}") from error
     if data.startswith(_GZIP):
-        data = gzip.decompress(data)
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, zlib.error) as error:
+            raise ManifestError(f"{path}: {error}") from error
     for number, text in enumerate(data.split(b"\n"), 1):
         if text.strip():
             try:
@@ -220,10 +225,13 @@ def _of_line(manifest: str, number: int, line: Any, shards: _Shards) -> Iterator
 
 def _audio_turns(line: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the audio turns of NeMo's own conversations, and of ShareGPT's, whose turns have no sampling rate."""
-    for turn in line["conversations"]:
+    turns = line["conversations"]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise _LineError("conversations that are no list of turns: NeMo stops with TypeError")
+    for turn in turns:
         if turn.get("type") == "audio":
             yield "value", turn
-        elif "type" not in turn and any(mark in turn.get("value", "") for mark in ("<sound>", "<speech>")):
+        elif "type" not in turn and any(mark in str(turn.get("value", "")) for mark in ("<sound>", "<speech>")):
             sound = line.get("sound") or line.get("ori_sound")
             yield "sound", {"sound": sound, "duration": turn.get("duration"), "offset": turn.get("offset")}
 
@@ -247,6 +255,8 @@ def _entry(url: str) -> Entry:
 
 def _number(fields: Mapping[str, Any], field: str) -> float | None:
     value = fields.get(field)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    ):
         raise _LineError(f"{field} is {value!r}, not a number")
     return value

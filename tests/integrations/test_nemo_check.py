@@ -242,6 +242,23 @@ def test_recordings_of_conversations_are_looked_at(kind: str, bucket: Bucket, tm
     assert [kind for *_, kind in kinds] == (["missing"] if kind == "nemo" else ["sampling-rate", "missing"])
 
 
+def test_lines_of_another_form_are_told_and_the_others_are_looked_at(bucket: Bucket, tmp_path: Path) -> None:
+    put_spoken(bucket)
+    wrong: list[dict[str, Any]] = [
+        {"conversations": None},
+        {"conversations": ["User: hello"]},
+        {"conversations": [{"type": "audio", "value": member(SPOKEN[0]), "duration": float("nan")}]},
+        {"conversations": [{"value": None}]},
+        line(SPOKEN[0], duration=float("inf")),
+        line(SPOKEN[0], sampling_rate=float("nan")),
+        line(SPOKEN[3], shard_id=0),
+    ]
+    put_lines(bucket, "manifest_0.json", wrong)
+    result = check(tmp_path, "ais://b/manifest_{0..0}.json", "--tars", "ais://b/audio_{0..0}.tar", "--json")
+    kinds = [(number, kind) for _, number, kind in found(result)]
+    assert kinds == [(1, "line"), (2, "line"), (3, "line"), (5, "line"), (6, "line"), (7, "missing")]
+
+
 def test_one_manifest_for_all_shards_goes_by_shard_id(bucket: Bucket, tmp_path: Path) -> None:
     put_spoken(bucket)
     lines = [line(one, shard_id=number // 2) for number, one in enumerate(SPOKEN)]
@@ -264,6 +281,8 @@ def test_a_compressed_manifest_on_this_machine_is_read(bucket: Bucket, tmp_path:
         (("ais://b/nobody.json",), "Error: ais://b/nobody.json: "),
         (("/nowhere/manifest.json",), "Error: /nowhere/manifest.json: No such file or directory"),
         (("ais://b/broken.json",), "Error: ais://b/broken.json, line 2 is not JSON"),
+        (("ais://b/truncated.json.gz",), "Error: ais://b/truncated.json.gz: Compressed file ended"),
+        (("ais://b/damaged.json.gz",), "Error: ais://b/damaged.json.gz: "),
         (
             ("ais://b/manifest_{0..1}.json", "--tars", "ais://b/audio_{1..2}.tar"),
             "Error: manifests have the numbers [0, 1], shards [1, 2]",
@@ -276,6 +295,9 @@ def test_what_cannot_be_looked_at_is_told_in_a_line_and_exits_with_2(
     arguments: tuple[str, ...], reason: str, bucket: Bucket, tmp_path: Path
 ) -> None:
     bucket.put("broken.json", b'{"a": 1, "duration": 1}\n{"audio_filepath"')
+    packed = gzip.compress(b"{}\n" * 1000)
+    bucket.put("truncated.json.gz", packed[:-9])
+    bucket.put("damaged.json.gz", packed[:12] + b"\xff" * 9 + packed[21:])
     result = check(tmp_path, *arguments)
     assert result.exit_code == 2
     assert reason in result.stderr
