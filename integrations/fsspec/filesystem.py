@@ -13,10 +13,10 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
@@ -175,7 +175,6 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         bucket_name, name = split(path)
         if maxdepth is not None or withdirs or not bucket_name:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
-        found: dict[str, Row] = {}
         prefix = kwargs.get("prefix", "")
         try:
             bucket = self._bucket(bucket_name)
@@ -184,9 +183,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 infos = [bucket.head(name)]
         except (errors.NotFound, errors.StoreNotFound):
             infos = []
-        for info in infos:
-            row = file_row(info)
-            found[row["name"]] = row
+        found = {row["name"]: row for row in map(file_row, infos)}
         return found if detail else list(found)
 
     def info(self, path: str, **kwargs: Any) -> Row:
@@ -393,15 +390,11 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 callback.set_size(reader.info.size_bytes)
             if outfile is None:
                 os.makedirs(os.path.dirname(lpath) or ".", exist_ok=True)
-            target: BinaryIO = outfile if outfile is not None else open(lpath, "wb")  # noqa: SIM115 - closed below
-            try:
+            with open(lpath, "wb") if outfile is None else nullcontext(outfile) as target:
                 for chunk in reader.chunks():
                     target.write(chunk)
                     if callback is not None:
                         callback.relative_update(len(chunk))
-            finally:
-                if outfile is None:
-                    target.close()
 
     def get(
         self,
@@ -484,9 +477,6 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         with self._writing(path) as client:
             client.bucket(bucket).delete(name)
 
-    def _rm(self, path: str) -> None:
-        self.rm_file(path)
-
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove paths. With `recursive`, a bucket is removed with its objects."""
         for one in path if is_list(path) else [path]:
@@ -513,8 +503,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             with as_files(bucket_name):
                 self._bucket(bucket_name).info()
             return
-        with self._writing(path) as client:
-            client.create_bucket(bucket_name, exist_ok=bool(name))
+        self.makedirs(path)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         bucket_name, name = split(self._strip_protocol(path))
