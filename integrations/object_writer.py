@@ -19,11 +19,13 @@ MEMORY_BYTES = 64 << 20
 
 class _Writer(io.IOBase):
     """Base of writers that store nothing if an exception leaves their `with` block, if a `write` failed, after
-    `give_up`, or if they are dropped without being closed."""
+    `give_up`, or if they are dropped without being closed. Those that write to another one have it as `_below`."""
+
+    _below: Any
 
     def give_up(self) -> None:
         """Make `close` store nothing."""
-        raise NotImplementedError
+        self._below.give_up()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
@@ -132,9 +134,6 @@ class LayeredWriter(_Writer, io.BufferedIOBase):
     def write(self, data: Buffer, /) -> int:
         return int(self._layer.write(data))
 
-    def give_up(self) -> None:
-        self._below.give_up()
-
     def close(self) -> None:
         """Write the rest, and store the object. Raises the errors of `layer`, and of `ObjectWriter.close`."""
         if self.closed:
@@ -155,9 +154,6 @@ class TextWriter(_Writer, io.TextIOWrapper):
     def __init__(self, below: ObjectWriter | LayeredWriter, **options: Any) -> None:
         self._below = below
         super().__init__(below, **options)  # type: ignore[arg-type]  # a BufferedIOBase
-
-    def give_up(self) -> None:
-        self._below.give_up()
 
     def close(self) -> None:
         try:
