@@ -278,5 +278,5 @@ def _array(column: pa.ChunkedArray, shape: Sequence[int]) -> npt.NDArray[Any]:
 def _nearest(known: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     """Return the number of the nearest of these sorted times to each one, and how far away it is."""
     after = np.searchsorted(known, wanted).clip(1, max(1, len(known) - 1))
-    after = after - (wanted - known[after - 1] <= known[after % len(known)] - wanted)
+    after = (after - (wanted - known[after - 1] <= known[after % len(known)] - wanted)).clip(0, len(known) - 1)
     return after, np.abs(known[after] - wanted)

@@ -232,6 +232,11 @@ FEATURES = json.loads(FILES["meta/info.json"])["features"]
         ({}, {"root": "changed"}, "InvalidRequest: need the URL of a folder"),
         ({}, {"root": "ais://changed/none"}, "ObjectNotFound: none/meta/info.json"),
         (
+            {f"videos/{CAMERAS[0]}/chunk-000/file-000.mp4": film(0, 1, 0)},
+            {},
+            "InvalidRequest: no frame within 0.0001 s of 4.2000 s, that of frame 42",
+        ),
+        (
             {f"videos/{CAMERAS[0]}/chunk-000/file-000.mp4": film(0, 40, 0)},
             {},
             "InvalidRequest: no frame within 0.0001 s of 4.2000 s, that of frame 42",
