@@ -69,7 +69,8 @@ class Answer:
             if index not in self.status:
                 self.order.append(index)
             self.status[index] = status
-            self.data[index] = self.data.get(index, b"") + bytes(frame.payload[at : at + size])
+            before = b"" if frame.begins_again else self.data.get(index, b"")
+            self.data[index] = before + bytes(frame.payload[at : at + size])
             at += size
         self.faults.update(frame.errors)
 

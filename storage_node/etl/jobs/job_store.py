@@ -162,7 +162,9 @@ def _local_input(store: Store, spool: Spool, bucket: str, name: str) -> Input | 
     try:
         reader = open_object(store, bucket, name, verify=True)
         version, size_bytes, checksum = str(reader.record.version), reader.length, reader.record.checksum
-        return Input(version, whole_content(reader, size_bytes, checksum, spool))
+        content = whole_content(reader, size_bytes, checksum, spool)
+        content.path = reader.own_file
+        return Input(version, content)
     except LoaderError as error:
         return error
 

@@ -455,6 +455,7 @@ class TransformedRun:
                         return self._failed(position)
                     content.append(frame.payload)
                     content.checksum = crc32c(frame.payload, content.checksum)
+                content.path = self._batch.own_file(position)
                 return content
         except DriveFull as error:
             return failed_entry(error)

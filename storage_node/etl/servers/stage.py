@@ -31,6 +31,7 @@ from storage_node.etl.transform_http import PutTarget
 from storage_node.etl.values import Content, Origin, PutResult, ResultDestination
 from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, TransformRequest
 from storage_node.etl.worker.stage_context import StageContext
+from storage_node.settings.config import is_loopback
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -142,7 +143,8 @@ class ServerStage:
         by_header = self._server.communication in (_Communication.HPUSH, _Communication.HPULL)
         if by_header and len(args.encode()) > MAX_ARGS_BYTES:
             raise self._failed(origin, f"{len(args):,} characters of arguments, of {MAX_ARGS_BYTES:,} at most")
-        return TransformRequest(str(origin), args, content.path if self._server.fqn else "")
+        by_file = self._server.fqn and is_loopback(_origin(self._server.address)[1])
+        return TransformRequest(str(origin), args, content.path if by_file else "")
 
     def _receiver(self, content: Content) -> OutputReceiver:
         inflation = self._transform.limits.inflation
@@ -161,6 +163,10 @@ class ServerStage:
                     raise TransformGone(text)
                 try:
                     return await self._once(origin, content, request)
+                except TransformFailed:
+                    if not request.file or os.path.exists(request.file):
+                        raise
+                    request = replace(request, file="")  # the object was replaced or deleted, and its file with it
                 except Unanswered as error:
                     if error.connected:
                         broken += 1

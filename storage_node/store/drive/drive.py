@@ -455,6 +455,10 @@ class Drive:
             return [entry.checksum]
         return self.block_checksums(entry, 0, -(-entry.size_bytes // fmt.BLOCK_BYTES))
 
+    def own_file(self, entry: CatalogEntry) -> str:
+        """Return the path of an object's file; "" if it shares one with others, or has none."""
+        return "" if entry.offset or not entry.has_file else str(self.root / "objects" / os.fsdecode(entry.path))
+
     def range_checksum(self, entry: CatalogEntry, start: int, size_bytes: int) -> int | None:
         """Return the checksum of a range, from stored block checksums; None if they do not cover it exactly."""
         stop = start + size_bytes

@@ -106,6 +106,13 @@ class StoreBatch(FrameReader):
         self._lookup.complete()
         return self._table.records[position]
 
+    def own_file(self, position: int) -> str:
+        """Return the path of a file that has the bytes of an entry and no others; "" if there is none."""
+        table, entry = self._table, self.record(position)
+        if entry is None or entry.path != table.paths[position] or entry.size_bytes != table.sizes[position]:
+            return ""
+        return table.drive_of(position).own_file(entry)
+
     # -- entries that are coded, or stored after the look-up
 
     @property

@@ -69,6 +69,7 @@ class StoredObjectReader(Iterator[bytes]):
         `damaged` is called if the bytes do not match this version.
         """
         self.record = entry
+        self.own_file = drive.own_file(entry)
         self.length = length
         self._drive = drive
         self._damaged = damaged

@@ -256,6 +256,7 @@ def test_a_server_reads_no_file_but_those_of_its_folders(
         async with open_stage(address(framework, "transform"), communication, fqn=True) as (stage, _):
             (files / "link").unlink(missing_ok=True)
             content = of_file(tmp_path / "secret", b"secret")
+            (files / ".." / "x").write_bytes(b"x")
             (files / "link").symlink_to(tmp_path / "secret")
             for path in (tmp_path / "secret", files / "link", files / ".." / "x"):
                 content.path = str(path)
