@@ -29,6 +29,7 @@ from ais_loader.objects.media_index import decode_tracks, encode_tracks
 from ais_loader.plans import ShufflePlan
 from ais_loader.training import clip_files
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.open_files import open_files
 from tests.table import table
 
 _draw = random.Random(3)
@@ -365,7 +366,7 @@ def test_a_full_folder_of_temporary_files_is_told_and_nothing_is_left(
             Clips(local_films.client, names, bucket="films")
     assert raised.value.errno == errno.ENOSPC
     assert kept(local_films) == ["a.mp4"]
-    assert "/dev/full" not in open_files()
+    assert "/dev/full" not in open_files().values()
 
 
 @table("content", [b"", b"\x1aE\xdf\xa3" + bytes(99), media("vp9.webm")[:-3000], media("vp9.webm")])
@@ -376,16 +377,8 @@ def test_no_copy_of_a_file_is_left(
     local_films.put("a.webm", content)
     with suppress(errors.MediaError):
         Clips(local_films.client, ["a.webm"], bucket="films")
-    assert not list(tmp_path.iterdir()) and not [one for one in open_files() if one.startswith(str(tmp_path))]
+    assert not list(tmp_path.iterdir()) and not [one for one in open_files().values() if one.startswith(str(tmp_path))]
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-
-
-def open_files() -> list[str]:
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            found.append(str(descriptor.readlink()))
-    return found
 
 
 def test_packets_that_cannot_be_decoded_are_errors(local_films: Bucket) -> None:

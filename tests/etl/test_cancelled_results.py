@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.limits.tasks import cancel_others
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
+from tests.open_files import open_files
 
 
 def test_a_result_that_is_being_read_is_closed_with_its_run() -> None:
@@ -123,11 +123,7 @@ class SlowSpool(Spool):
 
     def open_files(self) -> int:
         """Return how many descriptors of this process are files of the spool, which have no name any more."""
-        found = 0
-        for fd in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-                found += os.readlink(fd).startswith(f"{self.folder}/")
-        return found
+        return sum(path.startswith(f"{self.folder}/") for path in open_files().values())
 
 
 def test_the_output_of_a_server_that_is_spooled_meanwhile_is_closed(tmp_path: Path) -> None:

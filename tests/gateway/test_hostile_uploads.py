@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import random
 import socket
 import tempfile
@@ -19,6 +18,7 @@ from ais_loader.integrations.gateway.spool import AT_ONCE_BYTES
 from ais_loader.testing import eventually
 from tests.gateway.conftest import Served
 from tests.gateway.test_hostile import STREAMING, UNSIGNED_TRAILER, chunked, refused, send, signed
+from tests.open_files import open_files
 from tests.table import table
 
 MIB = 1 << 20
@@ -65,14 +65,7 @@ class Part:
 
 def _temporary_files() -> int:
     """Return how many files without a name this process, which is the gateway's, has open in its folder for them."""
-    found = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        found += target.startswith(tempfile.gettempdir()) and target.endswith("(deleted)")
-    return found
+    return sum(path.startswith(tempfile.gettempdir()) and path.endswith("(deleted)") for path in open_files().values())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
 from tests.node.write_kit import held as held_by
+from tests.open_files import open_files
 from tests.patience import PATIENT_CLIENT
 from tests.peer_kit import peer_of
 
@@ -98,15 +98,9 @@ def kind_of(error: grpc.RpcError) -> str:
     return str(dict(error.trailing_metadata())[ERROR_KIND_KEY])
 
 
-def open_files(node: NodeServer) -> int:
+def object_files(node: NodeServer) -> int:
     """Of objects, staged and stored; of this very process."""
-    found = 0
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found += "/objects/" in (where := os.readlink(f"/proc/self/fd/{number}")) or "/staging/" in where
-        except FileNotFoundError:
-            continue
-    return found
+    return sum("/objects/" in path or "/staging/" in path for path in open_files().values())
 
 
 def held(node: NodeServer) -> int:
@@ -122,7 +116,7 @@ def serves(node: NodeServer, tenant: str) -> None:
 
 def test_gets_that_nobody_reads_leave_places_and_descriptors_for_others(strict_node: NodeServer) -> None:
     node = strict_node
-    before = open_files(node)
+    before = object_files(node)
     with Hostile(node) as hostile:
         calls = [hostile.get() for _ in range(LIMIT)]
         refused, taken = [], []
@@ -136,7 +130,7 @@ def test_gets_that_nobody_reads_leave_places_and_descriptors_for_others(strict_n
         assert held(node) == LIMIT - LIMIT // 8
         serves(node, "modest")
         eventually(lambda: held(node) == 0)  # by the deadline: nothing has moved
-        eventually(lambda: open_files(node) == before)
+        eventually(lambda: object_files(node) == before)
         failures = []
         for call in taken:
             with pytest.raises(grpc.RpcError) as failure:
@@ -178,13 +172,13 @@ def test_a_download_that_gave_way_goes_on_where_its_reader_comes_back(node: Node
 
 def test_puts_that_never_end_leave_places_and_are_ended_with_what_they_staged(strict_node: NodeServer) -> None:
     node = strict_node
-    before = open_files(node)
+    before = object_files(node)
     with Hostile(node) as hostile:
         puts = [hostile.put(f"never/{at}") for at in range(LIMIT)]
-        eventually(lambda: open_files(node) - before == LIMIT - LIMIT // 8)
+        eventually(lambda: object_files(node) - before == LIMIT - LIMIT // 8)
         serves(node, "modest")
         eventually(lambda: held(node) == 0)
-        eventually(lambda: open_files(node) == before)
+        eventually(lambda: object_files(node) == before)
         kinds = [kind_of(put.exception(timeout=SERVED_S)) for put in puts]
         assert sorted(kinds) == ["overloaded"] * (LIMIT // 8) + ["timeout"] * (LIMIT - LIMIT // 8)
     with connect(node.url) as client:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer
 from tests.changing_folder import files_below
 from tests.node.node_kit import CALL_TIMEOUT_S, bucket_of, serving
+from tests.open_files import open_files
 from tests.table import table
 
 MiB = 1 << 20
@@ -209,22 +208,13 @@ class TestGet:
         drive = bucket.client.describe()["drives"][0]["path"]  # type: ignore[index]
 
         def open_objects() -> list[str]:
-            return [path for path in open_paths() if path.startswith(f"{drive}/objects/")]
+            return [path for path in open_files().values() if path.startswith(f"{drive}/objects/")]
 
         for _ in range(20):
             call = objects.Get(pb.GetRequest(bucket=bucket.name, name="a"), timeout=CALL_TIMEOUT_S)
             next(call)
             call.cancel()
         eventually(lambda: not open_objects())
-
-
-def open_paths() -> list[str]:
-    """What this process has open now."""
-    found = []
-    for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(os.readlink(entry.path))
-    return found
 
 
 class TestLargeDownloads:

@@ -14,6 +14,7 @@ import google_crc32c
 import numpy as np
 
 from storage_node.store.native import StoredFile, read_frame, read_list
+from tests.open_files import open_files
 
 # Disk file systems answer RWF_NOWAIT; tmpfs does not, which sends every read down the cold path.
 FILE_SYSTEMS = ["disk", *(["memory"] if os.access("/dev/shm", os.W_OK) else [])]
@@ -59,13 +60,9 @@ class Folder:
             os.close(fd)
 
 
-def open_descriptors(folder: Folder) -> set[tuple[str, str]]:
+def open_descriptors(folder: Folder) -> set[tuple[int, str]]:
     """Of the folder and its files. Threads that other tests have left behind open and close descriptors of theirs."""
-    found = set()
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.add((entry, os.readlink(f"/proc/self/fd/{entry}")))
-    return {(entry, target) for entry, target in found if target.startswith(str(folder.path))}
+    return {(fd, path) for fd, path in open_files().items() if path.startswith(str(folder.path))}
 
 
 def content(seed: int, size: int) -> bytes:

@@ -22,6 +22,7 @@ from storage_node.promote.walk import GROUP_FILES, OpenFolder, Walk, Wanted
 from storage_node.store.files import clone_or_copy as filling
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.store import Store
+from tests.open_files import open_files
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, file_of, put, store_at
 
 LARGE = filling.FROM_BYTES + 12_345
@@ -388,5 +389,4 @@ def test_a_walk_that_is_given_up_closes_its_folders(source: Path) -> None:
 
 def opened_below(folder: Path) -> list[str]:
     """Return the paths in a folder of which this process has descriptors."""
-    links = [Path(os.readlink(fd)) for fd in Path("/proc/self/fd").iterdir() if os.path.lexists(fd)]
-    return [str(link) for link in links if link.is_relative_to(folder)]
+    return [path for path in open_files().values() if Path(path).is_relative_to(folder)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import resource
@@ -22,6 +21,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
+from tests.open_files import open_files
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, file_of, flip_a_byte, put, read, store_at
 from tests.table import table
 from tests.tar_kit import packed_tar
@@ -31,15 +31,6 @@ MEMBERS = {f"{at}.bin": seeded_bytes(at * 311, seed=at) for at in range(50)}
 
 def member(store: Store, shard: str, name: str) -> bytes:
     return b"".join(open_member(store, BUCKET, shard, name))
-
-
-def open_files() -> list[str]:
-    """Paths of this process's descriptors, those of removed files too."""
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return found
 
 
 def indexes(root: Path) -> list[Path]:
@@ -116,7 +107,7 @@ def test_no_descriptor_is_left_of_a_shard_that_is_replaced_before_a_large_member
         reading.close()
         del reading
         gc.collect()
-        assert [target for target in open_files() if str(former) in target] == []
+        assert [target for target in open_files().values() if str(former) in target] == []
 
 
 @pytest.mark.slow
