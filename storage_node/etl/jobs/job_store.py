@@ -163,7 +163,7 @@ def _local_input(store: Store, spool: Spool, bucket: str, name: str) -> Input | 
         reader = open_object(store, bucket, name, verify=True)
         version, size_bytes, checksum = str(reader.record.version), reader.length, reader.record.checksum
         content = whole_content(reader, size_bytes, checksum, spool)
-        content.path = reader.own_file
+        content.path = reader.drive.own_file(reader.record)
         return Input(version, content)
     except LoaderError as error:
         return error

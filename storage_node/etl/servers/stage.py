@@ -83,6 +83,7 @@ class ServerStage:
         self._max_bytes = min(limits.output_bytes or etl.output_bytes, etl.output_bytes)
         self._retries = limits.retries or DEFAULT_RETRIES
         self._channel = self._new_channel(address)
+        self._by_file = server.fqn and is_loopback(_origin(address)[1])
         connections = server.connections or max(4, 2 * len(os.sched_getaffinity(0)))
         self._free = asyncio.Semaphore(connections)
         self._unreached_since: float | None = None
@@ -143,8 +144,7 @@ class ServerStage:
         by_header = self._server.communication in (_Communication.HPUSH, _Communication.HPULL)
         if by_header and len(args.encode()) > MAX_ARGS_BYTES:
             raise self._failed(origin, f"{len(args):,} characters of arguments, of {MAX_ARGS_BYTES:,} at most")
-        by_file = self._server.fqn and is_loopback(_origin(self._server.address)[1])
-        return TransformRequest(str(origin), args, content.path if by_file else "")
+        return TransformRequest(str(origin), args, content.path if self._by_file else "")
 
     def _receiver(self, content: Content) -> OutputReceiver:
         inflation = self._transform.limits.inflation

@@ -69,9 +69,8 @@ class StoredObjectReader(Iterator[bytes]):
         `damaged` is called if the bytes do not match this version.
         """
         self.record = entry
-        self.own_file = drive.own_file(entry)
         self.length = length
-        self._drive = drive
+        self.drive = drive
         self._damaged = damaged
         self._fd = fd
         self._label = label
@@ -133,7 +132,7 @@ class StoredObjectReader(Iterator[bytes]):
 
     def _damage(self) -> str:
         return (
-            f"{self._label}: the bytes on {self._drive.root} do not match the stored checksum; "
+            f"{self._label}: the bytes on {self.drive.root} do not match the stored checksum; "
             "run `ais-loader doctor`, and put the object again"
         )
 
@@ -157,22 +156,22 @@ class StoredObjectReader(Iterator[bytes]):
     def _raise_failure(self, failure: Failure) -> NoReturn:
         _, code, number = failure
         if code == FailureCode.CHECKSUM:
-            self._drive.faults.note_checksum()
+            self.drive.faults.note_checksum()
             self._damaged(self.record.version)
             raise CorruptObject(self._damage())
         if code == FailureCode.SHORT:
             self._damaged(self.record.version)
-            raise CorruptObject(f"{self._label}: its file on {self._drive.root} is shorter than what was put")
+            raise CorruptObject(f"{self._label}: its file on {self.drive.root} is shorter than what was put")
         error = OSError(number, os.strerror(number))
-        self._drive.faults.note(error, f"reading {self._label}")
-        raise drive_error(error, self._drive.root, f"reading {self._label}") from error
+        self.drive.faults.note(error, f"reading {self._label}")
+        raise drive_error(error, self.drive.root, f"reading {self._label}") from error
 
     def _pread(self, offset: int, size: int) -> bytes:
         try:
             data = read_fully(self._fd, size, offset)
         except OSError as error:
-            self._drive.faults.note(error, f"reading {self._label}")
-            raise drive_error(error, self._drive.root, f"reading {self._label}") from error
+            self.drive.faults.note(error, f"reading {self._label}")
+            raise drive_error(error, self.drive.root, f"reading {self._label}") from error
         if len(data) < size:
             self._raise_failure((0, FailureCode.SHORT, 0))
         return data
