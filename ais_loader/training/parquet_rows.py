@@ -14,12 +14,13 @@ from ais_loader.errors import ArchiveDamaged, InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from ais_loader.objects.range_table import RangeTable, SparseFile, place, read_ranges, text_column
+from ais_loader.objects.range_table import RangeTable, place, read_ranges, text_column
 from ais_loader.training.process_client import ClientOrUrl
 from ais_loader.training.range_dataset import ItemDecoder, RangeDataset
 from ais_loader.training.sample_parts import Within
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo
 from ais_loader.values.source import Buffer
+from ais_loader.wire.sparse_file import SparseFile
 
 if TYPE_CHECKING:
     import pyarrow.parquet

@@ -14,7 +14,7 @@ from typing import Any
 
 from ais_loader import Client, Entry, LoaderError
 from ais_loader.extras import needs
-from ais_loader.objects.range_table import SparseFile
+from ais_loader.wire.sparse_file import SparseFile
 
 HEADER_BYTES = 16 << 10
 """libsndfile reads 8 KiB of FLAC at once."""

@@ -5,12 +5,12 @@ A shard is one immutable file, or a range of one. There is no seek position, so 
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ais_loader.errors import ArchiveDamaged, CorruptObject, RangeError
+from ais_loader.wire.sparse_file import SparseFile
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES
 
@@ -113,26 +113,12 @@ def range_within(size_bytes: int, start: int, length: int | None) -> tuple[int, 
     return start, stop
 
 
-class ArchiveFile(io.RawIOBase):
+class ArchiveFile(SparseFile):
     """Binary file over a source, for libraries that require one."""
 
     def __init__(self, source: ByteSource) -> None:
-        super().__init__()
-        self._source, self._at = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+        super().__init__(source.size_bytes, [])
+        self._source = source
 
     def readinto(self, buffer: Buffer, /) -> int:
         view = memoryview(buffer).cast("B")
