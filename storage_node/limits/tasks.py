@@ -87,8 +87,9 @@ async def results_of(works: Iterable[Awaitable[T]]) -> list[T | LoaderError]:
 async def cancel_others(timeout_s: float) -> None:
     """Cancel all other tasks of the event loop that may be interrupted, and wait for all, `timeout_s` at most."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left.difference(_uninterrupted):
-        task.cancel()
+    for task in left:
+        if task not in _uninterrupted:  # loops of other threads add to it meanwhile: it is not iterated over
+            task.cancel()
     if left:
         await asyncio.wait(left, timeout=timeout_s)
 
