@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.run.result_cache import Shared
@@ -178,6 +179,7 @@ def cancelled_while_it_spools(
 
     try:
         asyncio.run(scenario())
+        eventually(lambda: spool.open_files() == 0)  # the thread lets go of its result a moment later
         return spool.open_files()
     finally:
         threads.close()
