@@ -126,11 +126,6 @@ class TransformJob:
         """The progress, summed over all nodes that answered."""
         return JobCounts(**{field.name: getattr(self._info.counts, field.name) for field in fields(JobCounts)})
 
-    @property
-    def silent_nodes(self) -> int:
-        """The number of nodes that do not answer. As far as is known, they do nothing for the job."""
-        return sum(not node.answers for node in self._info.node)
-
     def refresh(self) -> TransformJob:
         """Update the state, and return the job itself. Raises JobNotFound, NodeUnavailable."""
         self._info = next(iter(_watched(self._transport, self.name)))

@@ -1,20 +1,37 @@
 """Nameless files in memory, also on interpreters that were built for a C library before glibc 2.27, as some of conda
-and uv are: their `os` has no `memfd_create`, although the C library that they run with has it.
+and uv are: they lack `os.memfd_create` and its constants, although the C library that they run with has it.
 """
 
 from __future__ import annotations
 
-import ctypes
+import fcntl
 import os
 
-_CLOEXEC = 1  # as in linux/memfd.h
+_CLOEXEC, _ALLOW_SEALING = 1, 2  # as in linux/memfd.h
+_ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4  # as in linux/fcntl.h
 
 
-def memory_file(name: str) -> int:
-    """Create a file in memory. Returns its descriptor. `name`: for people who look into /proc. Raises OSError."""
+def memory_file(name: str, *, sealed_bytes: int = 0) -> int:
+    """Create a file in memory. Returns its descriptor. Raises OSError.
+
+    Args:
+        name: For people who look into /proc.
+        sealed_bytes: A size that no process can change; 0 for a file that grows.
+    """
+    flags = _CLOEXEC | (_ALLOW_SEALING if sealed_bytes else 0)
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, _CLOEXEC)
-    fd: int = ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), _CLOEXEC)
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        fd = os.memfd_create(name, flags)
+    else:
+        import ctypes  # which a worker of a transform has no time for
+
+        fd = ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), flags)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    if sealed_bytes:
+        try:
+            os.ftruncate(fd, sealed_bytes)
+            fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        except BaseException:
+            os.close(fd)
+            raise
     return fd

@@ -161,7 +161,7 @@ class Spool:
         self._begin()
         try:
             fd = os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:  # the file system does not support O_TMPFILE
+        except (OSError, AttributeError):  # the file system does not support O_TMPFILE, or the interpreter
             fd, path = tempfile.mkstemp(dir=self.folder)
             os.unlink(path)
         os.fchmod(fd, 0o644)  # a worker that is another user opens it by a /proc path; it has no name for others

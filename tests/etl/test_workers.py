@@ -960,3 +960,37 @@ def test_more_than_a_socket_holds_goes_both_ways_at_once(tmp_path: Path) -> None
     inputs = [seeded_bytes(60 << 10, seed=at) for at in range(12)]
     made, _ = burst_of(tmp_path, lambda data: bytes(data)[::-1], inputs)
     assert made == [data[::-1] for data in inputs]
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_was_built_for_an_older_c_library(tmp_path: Path) -> None:
+    lacking = "import fcntl, os\nfor at in (os, fcntl):\n"
+    lacking += "    for name in [*vars(at)]:\n"
+    lacking += (
+        "        if name.startswith(('memfd', 'MFD_', 'O_TMPFILE', 'F_ADD_SEALS', 'F_SEAL_')): delattr(at, name)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(lacking)
+    code = (
+        "import os, sys; from ais_loader import Command, connect\n"
+        "large, small = os.urandom(3 << 20), b'small'\n"
+        "with connect(sys.argv[1]) as client:\n"
+        "    bucket = client.create_bucket('b')\n"
+        "    bucket.put_many([('large', large), ('small', small)])\n"
+        "    client.etl.init('same', lambda data: b'' if hasattr(os, 'memfd_create') else bytes(data))\n"
+        "    client.etl.init('read', lambda path: open(path, 'rb').read(), path=True)\n"
+        "    client.etl.init('cat', Command(['cat']))\n"
+        "    for etl in ('same', 'read', 'cat'):\n"
+        "        print([item == given for item, given in zip(\n"
+        "            bucket.get_batch(['large', 'small'], etl=etl).tobytes(), [large, small], strict=True)])\n"
+        "print(hasattr(os, 'memfd_create'))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "store")],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.stdout == "[True, True]\n" * 3 + "False\n", done.stderr

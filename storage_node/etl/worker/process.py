@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import mmap
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
+from ais_loader.wire.memory_file import memory_file
 from storage_node.etl.values import Content, Spool, escaped, take_content
 from storage_node.etl.worker.process_limits import (
     ProcessLimits,
@@ -182,9 +182,10 @@ class WorkerProcess:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             self._loop.add_reader(self._stderr, self._read_stderr)
             self._loop.add_reader(self._socket, self._readable)
-            self._shared = os.memfd_create("inputs")
+            self._shared = memory_file("inputs")
             self._output = self._spool.new_file()
-            self._area_fd, self._area = _new_area()
+            self._area_fd = memory_file("area", sealed_bytes=AREA_BYTES)  # no worker changes its size
+            self._area = mmap.mmap(self._area_fd, AREA_BYTES)
             setup_request = _PendingRequest(self._number + 1, 0, set_up=True)
             fds = {"shared": self._shared, "output": self._output, "area": self._area_fd}
             request = _request(setup_request, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
@@ -543,18 +544,6 @@ def _request(
 ) -> bytes:
     text = json.dumps(header).encode()
     return b"".join((REQUEST.pack(request.number, len(text), size_bytes, place), text, data))
-
-
-def _new_area() -> tuple[int, mmap.mmap]:
-    """Return a descriptor and a mapping of a new area, sealed so that no worker can change its size. Raises OSError."""
-    fd = os.memfd_create("area", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, AREA_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return fd, mmap.mmap(fd, AREA_BYTES)
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _too_much(size_bytes: int, max_bytes: int) -> TransformFailed:

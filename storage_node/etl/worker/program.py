@@ -127,7 +127,9 @@ class CallInput:
         """
         whole = self.data is None and self.offset == 0 and os.fstat(self.fd).st_size == self.size_bytes and not own
         if not whole:
-            fd = os.memfd_create("input")
+            from ais_loader.wire.memory_file import memory_file  # which few workers need
+
+            fd = memory_file("input")
             for part in self.chunks():
                 _write(fd, part)
             self.close()
