@@ -1,4 +1,7 @@
-"""Replicas: one process of a host reads what several need, and all of them have the batches of a loader by itself."""
+"""Replicas: one process of a host reads what several need, and all of them have the batches of a loader by itself.
+
+Long because each way in which one of several processes can end, stand still or disagree has its program beside a test.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ A RocksDB handle must not be closed, collected or used in a process that inherit
 threads do not exist there, and it would wait for them forever. Handles and iterators that a child inherits are
 therefore leaked at fork, and a catalog in another process than the one that opened it raises Closed. Opening and
 closing one holds a lock of the whole process, and so do a flush and a compaction, so a fork waits for them, and until
-RocksDB's threads sleep (fork_safety.py).
+RocksDB's threads sleep (fork_safety.py). The module is long because each call needs these precautions.
 """
 
 from __future__ import annotations

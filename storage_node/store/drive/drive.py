@@ -5,6 +5,8 @@ commits the catalog entry, the only step that changes anything for readers. The 
 the file of the previous version as garbage. Garbage is removed after a grace period; a reader that finds a file missing
 looks the entry up again. After a crash, intents and garbage keys name every file that may have to be removed, so that
 the cost of opening a drive depends on what was in flight, not on what is stored.
+
+The module is long because one class has each access to a drive: most lead to the module that does the work.
 """
 
 from __future__ import annotations

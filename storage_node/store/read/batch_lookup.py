@@ -1,6 +1,7 @@
 """Batch look-up: finds each name in the catalogs and fills the columns of the batch's table.
 
-It runs at the start, and once more for an entry whose file has vanished when it is read.
+It runs at the start, and once more for an entry whose file has vanished when it is read. The module is long because all
+ways to an entry fill one table: caches, catalogs, members of shards, and what a first look-up had missed.
 """
 
 from __future__ import annotations
