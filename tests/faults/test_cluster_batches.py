@@ -60,16 +60,26 @@ class Cluster:
         return {name for name in names if self.owner(bucket, name) == node}
 
     def change(self) -> None:
-        """Hand the map, which the test has changed, to all nodes."""
-        self.running.map.version = self._newest().version + 1
-        self.running.teach()
+        """Hand the map, which the test has changed, to all nodes. They may make one of that version at this moment."""
 
-    def _newest(self) -> pb.ClusterMap:
+        def is_known() -> bool:
+            self.running.map.version = self._newest().version + 1
+            self.running.teach()
+            first, *others = self._maps()
+            wanted = {node.uuid for node in self.running.map.node}
+            return {node.uuid for node in first.node} == wanted and all(other == first for other in others)
+
+        eventually(is_known)
+
+    def _maps(self) -> list[pb.ClusterMap]:
         maps = []
         for node in self.running.nodes:
             with grpc.insecure_channel(node.url.removeprefix("grpc://")) as channel:
                 maps.append(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=180).map)
-        return max(maps, key=lambda map_: map_.version)
+        return maps
+
+    def _newest(self) -> pb.ClusterMap:
+        return max(self._maps(), key=lambda map_: map_.version)
 
     def kill(self, node: int) -> None:
         self.running.nodes[node].kill()
