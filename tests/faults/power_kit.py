@@ -168,7 +168,8 @@ class PowerCut:
         entries = self._synced.listings.get(inode, [])
         if self._extent == "all names" or self._keeps_more():
             entries = self._listings.get(inode, entries)
-        for entry in entries:
+        # A seed draws the same for each of them on all file systems, which list them in orders of their own.
+        for entry in sorted(entries, key=lambda entry: entry.name):
             path = target / os.fsdecode(entry.name)
             if entry.kind == "l":
                 path.symlink_to(os.fsdecode(_unhex(entry.what)))
