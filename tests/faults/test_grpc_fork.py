@@ -375,6 +375,7 @@ def test_where_something_else_uses_grpc_a_fork_warns_once_and_does_not_wait_for_
                if warning.category is not DeprecationWarning])
         assert LEFT
         LEFT.clear()
+        fork_safety.SHUTDOWN_S = fork_safety.SHARED_S = 60.0  # now it ends, on a busy machine after some time
         print(in_child(lambda: read_all() == EXPECTED))
     """
     # gRPC itself remarks that it leaves a fork alone which finds its threads at work.

@@ -117,14 +117,17 @@ READER = """
 import sys
 from ais_loader import connect
 with connect(sys.argv[1]) as client:
-    batches = [client.bucket("b").get_batch([f"{at:03d}" for at in range(64)] * 16) for _ in range(6)]
+    def begin():
+        return client.bucket("b").get_batch([f"{at:03d}" for at in range(64)] * 16)
+    batches = [begin() for _ in range(6)]
     collected = client.bucket("b").get_batch([f"{at:03d}" for at in range(32)], streaming=False)
     for batch in batches:
         next(batch)
     print("reading", flush=True)
-    while True:
-        for batch in batches:
-            next(batch)
+    while True:  # until it is killed, however late
+        for at, batch in enumerate(batches):
+            if next(batch, None) is None:
+                batches[at] = begin()
 """
 
 

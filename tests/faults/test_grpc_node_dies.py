@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -323,22 +322,9 @@ def test_a_connection_cut_anywhere_in_a_frame_is_taken_up_again(link: FaultyLink
 @pytest.mark.slow
 def test_a_link_that_is_cut_every_few_megabytes_still_delivers_everything(link: FaultyLink) -> None:
     names = ["large", *SMALL, "large"]
-    stop = threading.Event()
-
-    def keep_cutting() -> None:
-        while not stop.is_set():
-            link.cut_after(7 * MiB)
-            seen = link.bytes_to_client + 7 * MiB
-            eventually(lambda seen=seen: stop.is_set() or link.bytes_to_client >= seen)  # type: ignore[misc]
-
-    cutting = threading.Thread(target=keep_cutting)
-    cutting.start()
-    try:
-        with connect(link.url, options=PATIENT_CLIENT) as client:
-            check(list(client.bucket("b").get_batch(names)), names)
-    finally:
-        stop.set()
-        cutting.join()
+    link.cut_every(7 * MiB)
+    with connect(link.url, options=PATIENT_CLIENT) as client:
+        check(list(client.bucket("b").get_batch(names)), names)
     assert link.connections_made >= 5
 
 
