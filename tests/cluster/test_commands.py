@@ -238,21 +238,21 @@ def test_ending_a_ray_never_ends_another_session_of_that_number(tmp_path: Path) 
 def test_a_ray_does_not_answer_where_another_process_listens(tmp_path: Path) -> None:
     """Two that are started in the same moment may choose the same port; one of them gets it."""
     listen = (
-        "import socket, sys; kept = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
-        "print('on', flush=True); input()"
+        "import socket; kept = socket.create_server(('127.0.0.1', 0))\n"
+        "print(kept.getsockname()[1], flush=True); input()"
     )
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    port = free_port("127.0.0.1")
     with (
         socket.create_server(("127.0.0.1", 0)) as ours,
         subprocess.Popen(
-            [sys.executable, "-c", listen, str(port)],
+            [sys.executable, "-c", listen],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         ) as other,
     ):
-        assert other.stdout is not None and other.stdout.readline() == b"on\n"
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
         ticks = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
 
         def head(port: int) -> RayHead:

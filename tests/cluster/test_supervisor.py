@@ -168,12 +168,13 @@ def test_a_node_never_starts_on_drives_of_another(root: Path, node: NodeDrives, 
 def test_a_taken_port_is_waited_for_and_then_another_is_used(
     node: NodeDrives, kept: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "PORT_PATIENCE_S", 0.2)
+    monkeypatch.setattr(supervisor, "PORT_PATIENCE_S", 3600.0)
     with socket.create_server((HOST, 0)) as listening:
         port = listening.getsockname()[1]
         node_file.write(node.folder, node_file.NodeFile(node.uuid, f"{HOST}:{port}"))
         kept.start()
         eventually(lambda: f"port {port}" in kept.status()["problem"])
+        monkeypatch.setattr(supervisor, "PORT_PATIENCE_S", 0.2)
         moved = serving(kept)["endpoint"]
     said = node_file.read(node.folder)
     assert said is not None and said.endpoint == moved != f"{HOST}:{port}"
@@ -248,8 +249,9 @@ def test_settings_that_make_no_sense_are_waited_for_and_said(root: Path, node: N
 def test_metrics_are_served_at_a_free_port_from_the_one_that_is_set(
     root: Path, node: NodeDrives, kept: Supervisor
 ) -> None:
-    with socket.create_server((HOST, 0)) as taken:
-        first = taken.getsockname()[1]
+    # Below the ports that the kernel gives to others, the next one among them while the node is down.
+    first = free_port(HOST, among=range(30_000, 32_000))
+    with socket.create_server((HOST, first)):
         settings_file.write(root, KeptSettings(1, {"metrics_port": first}))
         kept.start()
         url = serving(kept)["metrics_url"]
