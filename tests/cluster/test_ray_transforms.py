@@ -59,14 +59,18 @@ def client(operator: Operator) -> Iterator[Client]:
 
 def test_packages_that_a_transform_requires_are_installed_by_ray(client: Client, tmp_path: Path) -> None:
     bucket = client.create_bucket("texts", copies=1)
-    names = [f"{at}" for at in range(20)]
+    names = [f"{at}" for at in range(60)]  # so many that both nodes have some
     bucket.put_many([(name, b"abc") for name in names])
     wheel = wheel_kit.wheel(tmp_path)
     client.etl.init("shout", wheel_kit.shouting, requirements=[f"{wheel_kit.NAME} @ file://{wheel}"])
     items = client.get_batch([Entry("texts", name, etl="shout") for name in names])
     assert [item.tobytes() for item in items] == [b"ABC!"] * len(names)
-    nodes = client.etl.get("shout").nodes
-    assert len(nodes) == 2 and all(node.state == "running" and node.objects for node in nodes)
+
+    def both_run() -> bool:
+        nodes = client.etl.get("shout").nodes  # of those that answer in time
+        return len(nodes) == 2 and all(node.state == "running" and node.objects for node in nodes)
+
+    eventually(both_run)
 
     none = f"no-such-package @ file://{tmp_path}/no_such_package-1.0-py3-none-any.whl"
     with pytest.raises(TransformFailed, match=r"environment with no-such-package .* cannot be made: ERROR: .*No such"):

@@ -371,7 +371,12 @@ def test_what_an_error_says_is_text_whatever_it_is_made_of(client: Client, bucke
     with pytest.raises(errors.TransformFailed, match=r"ValueError: no \\udc80\.wav\\x1b\[2J\\x00, größer"):
         bucket.get("large", etl="no-text")
     assert "no-text" in [one.name for one in client.etl.list()]
-    assert any(r"\udc80.wav\x1b[2J" in error for node in client.etl.get("no-text").nodes for error in node.errors)
+
+    def is_told() -> bool:
+        nodes = client.etl.get("no-text").nodes  # of those that answer in time
+        return any(r"\udc80.wav\x1b[2J" in error for node in nodes for error in node.errors)
+
+    eventually(is_told)
     client.create_bucket("of-no-text", exist_ok=True)
     with pytest.raises(errors.TransformIncomplete, match=r"\\udc80\.wav"):
         bucket.transform("of-no-text", etl="no-text", names=["large"])

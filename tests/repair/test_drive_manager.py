@@ -207,7 +207,7 @@ def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) ->
         cluster.settled(0)
         moved = on_drive(cluster, 0, 1, TWO)
         assert moved and not moved & on_drive(cluster, 0, 0, TWO)
-        assert cluster.report(0).objects_moved >= len(moved)
+        eventually(lambda: cluster.report(0).objects_moved >= len(moved), TIMEOUT_S)
         drive_commands.retire(node_of(cluster, 0), of(cluster, 0, 0))
         read_all(bucket)
         eventually(lambda: len(cluster.states(0)) == 1, TIMEOUT_S, interval_s=0.1)
