@@ -93,13 +93,13 @@ def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
 
 
 def test_a_node_says_how_long_reads_wait_for_it(pair: LocalCluster) -> None:
-    pair.batches(1).node.load.reader_wait_s = 60.0
+    pair.batches(1).node.load.reader_wait_s = 4000.0  # half of it is forgotten in each second
     with connect(pair.nodes[0].url) as client:
         read(client)
         loads = routed(client).members.loads.of([node.membership.node_uuid for node in pair.nodes])
         busy, other = (loads[pair.nodes[at].membership.node_uuid].backlog_s for at in (1, 2))
         assert busy > max(1.0, other)
-    pair.batches(1).node.load.reader_wait_s = 60.0
+    pair.batches(1).node.load.reader_wait_s = 4000.0
     pair.ask(NAMES)
     found = pair.batches(0).resources.loads.of(node.peer_endpoint for node in pair.nodes)
     assert found[pair.nodes[1].peer_endpoint].backlog_s > 1.0

@@ -98,5 +98,5 @@ def test_a_write_waits_for_the_lease_that_a_node_has_by_the_map_before_which_had
             _learn_alone(cluster, 0)
             writer.put(name, NEW)
             acknowledged_s = time.monotonic()
-            eventually(lambda: time.monotonic() > acknowledged_s + 0.5)
+            eventually(lambda: reading.since(acknowledged_s + 0.5), TIMEOUT_S)
         assert reading.since(acknowledged_s) == {DOUBT}

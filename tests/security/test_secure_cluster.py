@@ -35,7 +35,7 @@ def test_batches_survive_the_kill_of_a_node(tmp_path: Path, lane: str) -> None:
     with ClusterProcesses(
         tmp_path / "nodes", 3, buckets={"b": 2}, identity=tmp_path / "identity", min_copies=2
     ) as cluster:
-        with connect(cluster.url, ca=cluster.ca_file) as client:
+        with connect(cluster.url, ca=cluster.ca_file, options=PATIENT_CLIENT) as client:
             bucket = client.bucket("b")
             for name, data in OBJECTS.items():
                 bucket.put(name, data)  # every object has copies on two nodes, which those send each other

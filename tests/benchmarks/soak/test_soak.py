@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.testing import throwaway_folder, throwaway_store
+from ais_loader.testing import eventually, throwaway_folder, throwaway_store
 from benchmarks.soak.checker import Rules, check
 from benchmarks.soak.clients import WRITES, SoakClient
 from benchmarks.soak.cluster import ClusterSoak, CodedSoak
@@ -106,7 +106,11 @@ def found_by(one: Operation) -> list[list[str | None]]:
 
 
 def test_a_node_stands_messages_of_every_kind() -> None:
-    with throwaway_folder() as folder:
-        outcome = fuzz(folder, seed=1, duration_s=8, say=print)
+    def is_enough() -> bool:
+        """Not on a machine that stood still for all that time."""
+        with throwaway_folder() as folder:
+            outcome = fuzz(folder, seed=1, duration_s=8, say=print)
         assert_clean(outcome)
-        assert outcome.counts["call by client failed"] > 20 and outcome.errors["stranger: unauthenticated"] > 5
+        return outcome.counts["call by client failed"] > 20 and outcome.errors["stranger: unauthenticated"] > 5
+
+    eventually(is_enough)
