@@ -20,3 +20,11 @@ def files_below(*folders: Path) -> Iterator[tuple[Path, os.stat_result]]:
                     continue
                 if stat.S_ISREG(found.st_mode):
                     yield path, found
+
+
+def bytes_of(path: Path) -> bytes | None:
+    """Return the bytes of a file; None for one that is gone by then."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

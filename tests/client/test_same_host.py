@@ -21,7 +21,7 @@ import pytest
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
 from ais_loader.wire.node_folder import NodeFolder
-from tests.changing_folder import files_below
+from tests.changing_folder import bytes_of, files_below
 from tests.patience import PATIENT_CLIENT
 from tests.table import table
 from tests.tar_kit import packed_tar
@@ -49,6 +49,13 @@ def stop(drive: Path, number: int = signal.SIGKILL) -> None:
     os.close(found)
 
 
+def thread_states(pid: int) -> Iterator[str]:
+    """The letter of each thread of a process, without threads that end meanwhile."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            yield stat.read_text().rpartition(")")[2].split()[0]
+
+
 @contextmanager
 def still(drive: Path) -> Iterator[None]:
     """The node of a drive stands still meanwhile."""
@@ -57,8 +64,7 @@ def still(drive: Path) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
         # One thread takes the signal. Until it is scheduled, which a busy machine delays, the others go on.
-        stats = Path(f"/proc/{pid}/task").glob
-        eventually(lambda: {stat.read_text().rpartition(")")[2].split()[0] for stat in stats("*/stat")} == {"T"})
+        eventually(lambda: set(thread_states(pid)) == {"T"})
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -148,7 +154,7 @@ def test_damage_is_for_the_node_to_tell(drive: Path, client: Client) -> None:
     large = {f"l{at}": seeded_bytes(200_000 + at, seed=at) for at in range(20)}
     bucket.put_many(large.items())
     settle(bucket)
-    [file] = [path for path in (drive / "objects").rglob("*") if path.is_file() and path.read_bytes() == large["l15"]]
+    [file] = [path for path, _ in files_below(drive / "objects") if bytes_of(path) == large["l15"]]
     file.chmod(0o600)
     with file.open("r+b") as opened:
         opened.seek(1000)

@@ -20,6 +20,7 @@ from ais_loader.integrations.gateway.clients import Clients
 from ais_loader.integrations.gateway.server.certificate import Certificate
 from ais_loader.testing import NodeProcess, throwaway_folder
 from storage_node.security.identity.identity_folder import IdentityFolder
+from tests.changing_folder import bytes_of, files_below
 from tests.gateway.gateway_thread import GatewayThread
 from tests.gateway.test_sending import requested
 
@@ -43,10 +44,9 @@ class Place:
 
     def flip(self, data: bytes, at: int) -> None:
         """Change one byte in the only file that has these bytes."""
-        files = [
-            path for path in self.folder.rglob("objects/**/*") if path.is_file() and path.stat().st_size == len(data)
-        ]
-        (file,) = [path for path in files if path.read_bytes() == data]
+        folders = self.folder.rglob("objects")
+        files = [path for path, found in files_below(*folders) if found.st_size == len(data)]
+        (file,) = [path for path in files if bytes_of(path) == data]
         with file.open("r+b") as opened:
             opened.seek(at)
             opened.write(bytes([data[at] ^ 1]))
