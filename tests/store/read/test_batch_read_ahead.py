@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader.testing import eventually
 from storage_node.store.native import announce, read_frame
-from tests.store.batch_read_kit import Folder, columns, content, whole_files
+from tests.store.batch_read_kit import Folder, columns, content, open_descriptors, whole_files
 from tests.table import table
 
 pytestmark = pytest.mark.on_disk  # which answers RWF_NOWAIT
@@ -83,12 +83,12 @@ def test_a_reader_says_when_it_had_to_wait_for_the_drive(folder: Folder) -> None
 def test_what_cannot_be_opened_is_left_to_whoever_reads_it(folder: Folder) -> None:
     (folder.path / "link").symlink_to("f0")
     path = folder.add("f0", content(0, 3000))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors(folder)
     for wanted in ([b"nowhere"], [b"link"], [path, b"nowhere", path], [b""], []):
         announced = announce(*columns(folder.fd, wanted, [0] * len(wanted), [3000] * len(wanted))[:4])
         assert announced in (0, 3000, 6000)
     assert announce(*columns(-1, [path, b""], [0, 0], [0, 0])[:4]) == 0  # nothing is wanted of them
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors(folder) == before
 
 
 @table("wrong", ["path", "offset", "length of columns"])
