@@ -23,7 +23,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +30,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import PIL.Image
+
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_TIMEOUT_S = 240
@@ -127,8 +128,7 @@ def run_page(page: Path, scratch: Path, text: str | None = None, python: str = s
     the first one that failed has said.
     """
     make_data(scratch)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
 
     def here(said: str) -> str:
         said = _FOLDERS.sub(rf"{scratch}/\1", said)

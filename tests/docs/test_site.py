@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from nbclient import NotebookClient
 
 from scripts import build_docs
 from tests.docs.page_kit import ROOT, make_data
+from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*Check CHANGES for Sphinx API")]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -48,8 +48,7 @@ def test_a_link_that_leads_nowhere_is_an_error(
 def test_the_tutorial_runs_as_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_data(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     book = build_docs.notebook(TUTORIAL)
     for cell in book.cells:
         cell.source = cell.source.replace("ais-loader serve", f"ais-loader serve --port {port}").replace(

@@ -19,7 +19,7 @@ from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MESSAGE, REFU
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, open_lane
-from tests.node.node_kit import serving
+from tests.node.node_kit import kept_port, serving
 from tests.table import table
 
 DATA_OF_TWO = seeded_bytes(CHUNK_BYTES + 77, seed=4)
@@ -139,13 +139,13 @@ def test_a_file_that_cannot_be_read_is_the_callers_error_and_stores_nothing(clie
 
 
 def test_a_node_that_starts_again_is_met_by_another_lane(tmp_path: Path) -> None:
-    with serving(tmp_path) as first:
-        client = connect(first.url, options=AUTO)
-        client.create_bucket("b").put("a", b"1")
-        port = first.port
-    with NodeServer([tmp_path / "drive"], ServerConfig(port=port)), client:
-        assert client.bucket("b").put("a", io.BytesIO(b"2")).size_bytes == 1
-        assert client.bucket("b").get("a") == b"2"
+    with kept_port() as port:
+        with NodeServer([tmp_path / "drive"], ServerConfig(port=port)) as first:
+            client = connect(first.url, options=AUTO)
+            client.create_bucket("b").put("a", b"1")
+        with NodeServer([tmp_path / "drive"], ServerConfig(port=port)), client:
+            assert client.bucket("b").put("a", io.BytesIO(b"2")).size_bytes == 1
+            assert client.bucket("b").get("a") == b"2"
 
 
 def test_a_node_of_the_version_before_is_met_with_grpc(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.changing_folder import files_below
 from tests.faulty_link import FaultyLink
+from tests.free_ports import free_port
 from tests.lane.lane_kit import RawLane, error_of, offer_of
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 from tests.node.node_kit import RawSession, batch_of
@@ -137,8 +137,8 @@ def test_what_a_target_gathers_comes_by_lanes_once_they_are_open(cluster: LocalC
     until_lanes(cluster)
     assert_whole(cluster.ask(NAMES))
     assert open_lanes(cluster) == 2
-    assert [node.peer_lanes.open_lanes for node in cluster.nodes[1:]] == [1, 1]
-    assert [node.lanes.open_lanes for node in cluster.nodes[1:]] == [0, 0]
+    eventually(lambda: [node.peer_lanes.open_lanes for node in cluster.nodes[1:]] == [1, 1])
+    eventually(lambda: [node.lanes.open_lanes for node in cluster.nodes[1:]] == [0, 0])
     none = {"clients": 0, "peers": 0, "to_peers": 0}
     assert [lanes_told(node) for node in cluster.nodes] == [none | {"to_peers": 2}, *[none | {"peers": 1}] * 2]
     # Those by which they began have ended.
@@ -223,7 +223,7 @@ def test_lanes_between_nodes_carry_no_other_calls(cluster: LocalCluster, method:
     [
         lambda offer: offer.Clear(),
         lambda offer: setattr(offer, "token", os.urandom(16)),
-        lambda offer: (setattr(offer, "unix_name", "ais-loader-none"), setattr(offer, "tcp_port", closed_port())),
+        lambda offer: (setattr(offer, "unix_name", "ais-loader-none"), setattr(offer, "tcp_port", free_port())),
     ],
     ids=["none offered", "wrong token", "not reachable"],
 )
@@ -242,11 +242,6 @@ def test_without_lanes_it_goes_by_grpc_and_they_are_tried_again(
         assert open_lanes(cluster) == 0
         eventually(lambda: [cluster.batches(number).open_sessions for number in (1, 2)] == [1, 1])
     until_lanes(cluster)
-
-
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 # -- what becomes of them

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 
-from tests.remote.emulator import Emulator, free_port
+from tests.free_ports import free_port
+from tests.remote.emulator import Emulator
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -24,12 +24,6 @@ def emulators() -> Path | None:
     return Path(folder) if folder else None
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
-
-
 class Emulator:
     """A running emulator. Its work folder is removed at the end.
 

@@ -23,7 +23,8 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.remote.emulator import Emulator, free_port
+from tests.free_ports import free_port
+from tests.remote.emulator import Emulator
 
 _PAGE = 100
 _META = "x-goog-meta-"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.etl.servers.server_kit import (
     open_stage,
     run,
 )
+from tests.free_ports import free_port
 from tests.node.loop_kit import settle, until
 from tests.table import table
 
@@ -181,9 +181,7 @@ def test_a_server_that_is_not_there_is_gone_after_a_while_and_at_once_for_those_
     communication: Communication,
 ) -> None:
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        async with open_stage(f"http://127.0.0.1:{port}", communication, gone_after_s=0.4) as (stage, _):
+        async with open_stage(f"http://127.0.0.1:{free_port()}", communication, gone_after_s=0.4) as (stage, _):
             with pytest.raises(TransformGone, match=r"nobody answers at .*, for 0\.4 s"):
                 await stage.run(ORIGIN, Content.of(b"input"), "")
             results = await asyncio.gather(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from storage_node.etl.values import Content
 from tests.etl.servers.server_kit import FRAMEWORKS, HPUSH, ORIGIN, bytes_of, open_stage, run
+from tests.free_ports import free_port
 
 SCRIPT = """
 import os, sys
@@ -44,12 +44,6 @@ class Pid(FRAMEWORKS[framework]):
 
 Pid().start("127.0.0.1", port, workers=workers)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

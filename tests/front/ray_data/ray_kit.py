@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ray
 import ray.data
 
 from ais_loader.testing import eventually
+from tests.free_ports import free_port
 
 START_S = 120.0
 
@@ -22,7 +22,7 @@ START_S = 120.0
 @contextmanager
 def ray_here(folder: Path) -> Iterator[None]:
     """This process is its driver inside the block. `folder`: a short path, for sockets below it."""
-    gcs, *agents = free_ports(5)
+    gcs, *agents = [free_port() for _ in range(5)]
     flags = ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent", "metrics-export")
     environment = {
         "RAY_AUTH_MODE": "disabled",  # it would keep a token in the home folder
@@ -64,11 +64,3 @@ def joined(address: str) -> bool:
         ray.shutdown()
         return False
     return True
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
