@@ -710,8 +710,8 @@ def test_a_worker_for_which_there_is_no_file_ends_again_with_all_that_it_has(
                 with pytest.raises(TransformFailed, match=r"no worker can be started: .*No space left"):
                     await transforms.run(call(), ORIGIN, Content.of(b"a"))
             await asyncio.to_thread(eventually, lambda: set(os.listdir("/proc/self/fd")) <= before[0])
-            assert os.listdir(tmp_path / "spool") == []
-            assert children() <= before[1]
+            await asyncio.to_thread(eventually, lambda: os.listdir(tmp_path / "spool") == [])
+            await asyncio.to_thread(eventually, lambda: children() <= before[1])
 
     def children() -> set[int]:
         return {child.pid for child in psutil.Process().children()}

@@ -204,7 +204,7 @@ def test_one_that_is_cut_off_is_asked_for_again(client: Client, monkeypatch: pyt
     monkeypatch.setattr(FileFrame, "send", cut_first)
     assert client.bucket("b").get("01") == DATA["01"]
     assert len(cut) == 1
-    assert not cut[0].parts[0].owned  # closed
+    eventually(lambda: not cut[0].parts[0].owned)  # closed
 
 
 @pytest.mark.usefixtures("cached")
@@ -234,7 +234,7 @@ def test_who_takes_nothing_of_one_holds_up_nobody_else(
             deaf.send(batch_id, request=request_of("00"))
         assert [client.bucket("b").get(name) for name in DATA] == list(DATA.values())
         assert node.batches is not None
-        eventually(lambda: any(session.stalled_s() > 0 for session in node.batches._sessions))  # type: ignore[union-attr]
+        eventually(lambda: any(session.stalled_s() > 0 for session in list(node.batches._sessions)))  # type: ignore[union-attr]
         for batch_id in range(1, 40):
             response = deaf.response()
             assert response.batch_id == batch_id
@@ -250,6 +250,7 @@ def test_one_waits_like_a_batch_while_the_node_has_too_much_to_do(
     assert node.batches is not None
     metrics, load = node.batches.node.metrics, node.batches.node.load
     before_s = metrics.throttle_s["cpu"]
+    monkeypatch.setattr(load, "pause", lambda: (0.0, ""))  # whatever else this machine does
     assert client.bucket("b").get("00") == DATA["00"]
     assert metrics.throttle_s["cpu"] == before_s
     monkeypatch.setattr(load, "pause", lambda: (0.001, "cpu"))

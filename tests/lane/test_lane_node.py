@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -135,7 +135,8 @@ def test_unused_tokens_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -
 def test_who_says_nothing_is_let_go(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "GREETING_TIMEOUT_S", 0.2)
     with RawLane(offer_of(node)) as silent, RawLane(offer_of(node)) as half:
-        half.socket.sendall(b"AISL\1")
+        with suppress(BrokenPipeError):  # on a machine that stands still, it has been let go
+            half.socket.sendall(b"AISL\1")
         for lane in (silent, half):
             assert error_of(*lane.receive()).kind == "lane-token"
             assert lane.is_ended()
@@ -206,7 +207,9 @@ def test_who_ends_a_lane_while_much_is_due_to_him_leaves_nothing(node: NodeServe
     assert batches is not None
 
     def being_written() -> bool:
-        return batches.resources.reserved_bytes > 0 and any(session.stalled_s() > 0.1 for session in batches._sessions)
+        return batches.resources.reserved_bytes > 0 and any(
+            session.stalled_s() > 0.1 for session in list(batches._sessions)
+        )
 
     with open_lane(node, tcp=tcp) as lane:
         for batch in range(1, 4):

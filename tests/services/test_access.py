@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from ais_loader import connect
+from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -30,7 +31,7 @@ from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
 from tests.node.contract_kit import methods
 from tests.node.node_kit import serving
-from tests.node.write_kit import Writer
+from tests.node.write_kit import Writer, copies_of
 from tests.peer_kit import OPTIONS, TIMEOUT_S, operator_of, outcome, peer_of
 
 SECRET = "5ecret-of-this-very-cluster"
@@ -155,8 +156,8 @@ def test_the_secret_of_a_cluster_is_asked_of_nodes_and_operators(tmp_path: Path)
         # The nodes have it, and clients need none.
         with connect(cluster.nodes[0].url) as client:
             client.bucket("b").put("a", b"bytes")
-        for number in range(2):
-            assert cluster.batches(number).node.store.head("b", "a").size_bytes == 5
+        expected = dict.fromkeys(range(2), b"bytes")
+        eventually(lambda: {number: data for number, (_, data) in copies_of(cluster, "a").items()} == expected)
 
 
 def test_a_secret_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from ais_loader import connect
+from ais_loader.testing import eventually
 from ais_loader.wire.peer_proof import (
     MAX_SKEW_S,
     OVERTAKEN,
@@ -26,6 +27,7 @@ from storage_node.context.channels import Caller, make_secret, read_secret
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster
+from tests.node.write_kit import copies_of
 from tests.peer_kit import OPTIONS
 from tests.table import table
 
@@ -164,8 +166,8 @@ def test_nodes_behind_links_know_each_other_by_the_map(secret_file: Path, tmp_pa
     config = {"peer_secret_file": str(secret_file)}
     with LocalCluster(tmp_path, 2, copies=2, linked=True, **config) as cluster, connect(cluster.nodes[0].url) as client:
         client.bucket("b").put("a", b"bytes")
-        for number in range(2):
-            assert cluster.batches(number).node.store.head("b", "a").size_bytes == 5
+        expected = dict.fromkeys(range(2), b"bytes")
+        eventually(lambda: {number: data for number, (_, data) in copies_of(cluster, "a").items()} == expected)
 
 
 def test_a_listener_beyond_loopback_needs_a_secret(tmp_path: Path, secret_file: Path) -> None:

@@ -157,11 +157,12 @@ def test_a_result_that_breaks_off_is_told_so_to_whoever_writes_it() -> None:
         async with started() as (side, _, _):
             url = await side.start()
             ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+            begun = asyncio.Event()
 
             async def write(claims: Any, chunks: AsyncIterator[bytes]) -> PutResult:
                 try:
                     async for _ in chunks:
-                        pass
+                        begun.set()
                 except BaseException as error:
                     ended.set_result(error)
                     raise
@@ -171,6 +172,7 @@ def test_a_result_that_breaks_off_is_told_so_to_whoever_writes_it() -> None:
             side.put_result = write
             for head in ("Content-Length: 9\r\n\r\n1234", "Transfer-Encoding: chunked\r\n\r\n4\r\n1234\r\n"):
                 ended = asyncio.get_running_loop().create_future()
+                begun.clear()
                 target = side.target(url, "to", "c", max_bytes=10, lifetime_s=60)
                 _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
                 path = target.url.removeprefix(url)
@@ -178,7 +180,7 @@ def test_a_result_that_breaks_off_is_told_so_to_whoever_writes_it() -> None:
                     f"PUT {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {target.token}\r\n{head}".encode()
                 )
                 await writer.drain()
-                await asyncio.sleep(0.05)
+                await begun.wait()
                 writer.close()
                 assert isinstance(await ended, OSError)
 
