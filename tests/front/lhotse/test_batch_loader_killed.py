@@ -86,7 +86,7 @@ def asks(pid: int, url: str) -> bool:
     return any(f"socket:[{inode}]" in links for inode in inodes)
 
 
-RECORDINGS, SECONDS = 24, 30.0
+RECORDINGS, SECONDS = 40, 30.0
 
 
 @pytest.fixture
