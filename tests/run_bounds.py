@@ -44,8 +44,8 @@ _GRACE_S = 40.0
 """For what ends by itself when the process that has started it ends."""
 _INTERRUPTED_S = 90.0
 """What an interrupted test has to stop its nodes in, before its process is ended."""
-SILENCE_S = float(os.environ.get("TESTS_SILENCE_S", "600"))
-"""How long no test may end before the run is ended."""
+SILENCE_S = float(os.environ.get("TESTS_SILENCE_S", "1800"))
+"""How long no test may end before the run is ended. Marks allow some tests 1,500 s, which may be the last ones."""
 _STACKS_S = 10.0
 """For a process to show its stacks in."""
 _SESSION_END_S = 300.0
