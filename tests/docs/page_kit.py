@@ -34,7 +34,7 @@ import PIL.Image
 from tests.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE_TIMEOUT_S = 240
+PAGE_TIMEOUT_S = 800
 LANGUAGES = {"python", "console", "text", "toml", "yaml"}
 _FENCE = re.compile(r"^(?P<fence>```|~~~)(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^>]+?) -->\n\Z")

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-COMMAND_TIMEOUT_S = 180
+COMMAND_TIMEOUT_S = 700
 SERVERS = ("ais-loader serve", "ais-loader gateway", "ais-loader ui")
 """Commands that do not end by themselves: the lines up to the first with an address are their answer."""
 FILE_NAME = re.compile(r"# ([\w-]+\.\w+)\n")

@@ -60,7 +60,7 @@ def test_the_loaders_of_the_training_page_are_short() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)

@@ -51,7 +51,7 @@ def run_without(
     )
 
 
-def run(*command: object, cwd: Path, timeout_s: float = 180, **environment: str) -> str:
+def run(*command: object, cwd: Path, timeout_s: float = 450, **environment: str) -> str:
     """Standard output of a command, which must succeed. `environment` is added to that of the tests."""
     done = subprocess.run(
         list(map(str, command)),
@@ -87,7 +87,7 @@ def make_dist(tree: Path, folder: Path, options: str = "--own", **environment: s
 def install(python: Path, requirement: str) -> None:
     """Installs a requirement with uv. Skips the test if a package is neither in uv's cache nor to be had."""
     command = [uv(), "pip", "install", "--quiet", "--python", python, requirement]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=450)
     if UNREACHABLE.search(done.stderr):
         pytest.skip("a package is not in uv's cache, and the index cannot be reached")
     assert done.returncode == 0, done.stderr

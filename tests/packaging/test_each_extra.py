@@ -276,7 +276,7 @@ def test_every_extra_has_a_use() -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "extra",
     [pytest.param(extra, marks=pytest.mark.exhaustive if extra in LONG else ()) for extra in USES],

@@ -111,7 +111,7 @@ def test_a_script_beside_folders_of_common_names_stores_and_reads_in_every_way(p
     assert folders == "['protos', 'integrations']"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_a_page_runs_where_only_the_wheel_is_installed(python: Path, tmp_path: Path, page: str) -> None:
     script(python, tmp_path, "import sys, ais_loader; assert ais_loader.__file__.startswith(sys.prefix)")
