@@ -81,7 +81,7 @@ def uv() -> str:
 def make_dist(tree: Path, folder: Path, options: str = "--own", **environment: str) -> str:
     """Builds the source distribution and a wheel of a tree, or with no options all files; returns what it printed."""
     variables = [f"TREE={tree}", f"DIST={folder}", f"DIST_OPTIONS={options}", f"VENV={sys.prefix}"]
-    return run("make", "--no-print-directory", "dist-of", *variables, cwd=ROOT, timeout_s=850, **environment)
+    return run("make", "--no-print-directory", "dist-of", *variables, cwd=ROOT, timeout_s=1400, **environment)
 
 
 def install(python: Path, requirement: str) -> None:

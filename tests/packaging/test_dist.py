@@ -24,7 +24,7 @@ from ais_loader.testing import throwaway_folder
 from tests.packaging.packaging_kit import ROOT, install, make_dist, run, uv
 
 # All files of a release are built for the first test that needs them.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NATIVE = {"ais_loader/wire/_crc32c", "storage_node/store/_native"}
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

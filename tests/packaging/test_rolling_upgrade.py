@@ -31,7 +31,7 @@ from tests.faults.ledger_kit import (
 from tests.packaging.packaging_kit import ROOT, environment_of, last_release, make_dist, run
 from tests.patience import PATIENT_CLIENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NODES = 3
 KEYS = [f"k/{number:02}" for number in range(30)]
