@@ -66,7 +66,7 @@ def test_a_program_trains_again_and_with_spawned_workers(
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     for _ in range(times):  # the second time all is stored already
         done = subprocess.run(
-            [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180
+            [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=450
         )
         assert done.returncode == 0, done.stderr
         assert re.fullmatch(r"(loss \d+\.\d{3}\n)+", done.stdout), done.stdout

@@ -54,7 +54,7 @@ def test_an_interpreter_that_was_built_for_an_older_c_library(tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tmp_path)]
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=180, check=False
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=450, check=False
     )
     assert (done.stdout, done.stderr) == ("True\n", "")
 
@@ -212,7 +212,7 @@ def test_a_full_shared_folder_is_not_used(tmp_path: Path) -> None:
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces here")
     program = [sys.executable, "-W", "ignore", "-c", FULL, str(Path(__file__).parent), str(tmp_path)]
-    done = subprocess.run([*inside, *program], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*inside, *program], capture_output=True, text=True, timeout=450)
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
