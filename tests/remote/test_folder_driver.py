@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ais_loader.errors import InvalidName, ObjectNotFound, RemoteDenied
+from ais_loader.testing import eventually
 from ais_loader.wire.remote import Remote
+from storage_node.remote.drivers import folder_driver
+from tests.open_files import open_files
 from tests.remote.backend_kit import MIB, OneBackend, chunked, names, read
+
+
+def open_below(folder: Path) -> list[str]:
+    return [path for path in open_files().values() if path.startswith(str(folder))]
 
 
 def test_links_and_names_do_not_lead_out(tmp_path: Path) -> None:
@@ -91,3 +99,54 @@ def test_a_folder_is_created_and_a_name_that_is_no_text_is_skipped(tmp_path: Pat
             assert (backend.skipped.count, backend.skipped.names) == (1, ["bad\\udcff"])
 
     asyncio.run(run())
+
+
+def test_a_put_without_room_for_its_file_keeps_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_driver, "_UNFINISHED", "x" * 300)  # no file has such a name
+
+    async def run() -> None:
+        async with OneBackend(Remote(f"file://{tmp_path}")) as backend:
+            for at in range(3):
+                with pytest.raises(RemoteDenied, match="File name too long"):
+                    await backend.put(f"a/{at}", chunked(b"1"), 1)
+        assert open_below(tmp_path) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", ["open", "write", "rename"])
+def test_a_put_that_is_cancelled_closes_its_file_when_the_thread_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    begun, go, call = threading.Event(), threading.Event(), getattr(os, step)
+    outcome: list[object] = []
+
+    def held(*arguments: object, **named: object) -> object:
+        if step == "open" and "ais-loader-put" not in str(arguments[0]):
+            return call(*arguments, **named)
+        begun.set()
+        assert go.wait(180)
+        try:
+            outcome.append(call(*arguments, **named))
+        except OSError as error:
+            outcome.append(error)
+            raise
+        return outcome[0]
+
+    async def run() -> None:
+        async with OneBackend(Remote(f"file://{tmp_path}")) as backend:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, step, held)
+                put = asyncio.create_task(backend.put("a/b", chunked(b"1"), 1))
+                assert await asyncio.to_thread(begun.wait, 180)
+                put.cancel()
+                await asyncio.wait([put], timeout=0.2)  # a number of a closed descriptor may be that of another file
+                go.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await put
+        eventually(lambda: outcome, 180)
+
+    asyncio.run(run())
+    assert not isinstance(outcome[0], OSError)
+    assert open_below(tmp_path) == []
+    assert os.listdir(tmp_path / "a") == (["b"] if step == "rename" else [])

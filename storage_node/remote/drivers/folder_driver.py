@@ -31,6 +31,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.closing import closing_fd
 from ais_loader.wire.remote import Remote
+from storage_node.limits.tasks import settled
 from storage_node.promote.confined_path import FILE, FOLDER, open_beneath
 from storage_node.remote.drivers.driver import (
     CHUNK_BYTES,
@@ -128,9 +129,18 @@ class FolderDriver:
         unfinished = _UNFINISHED + secrets.token_hex(8)
 
         def create() -> tuple[int, int]:
-            with self._folder(folder, create=True) as folder_fd:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                return os.dup(folder_fd), os.open(unfinished, flags, 0o666, dir_fd=folder_fd)
+            with self._folder(folder, create=True) as above:
+                folder_fd = os.dup(above)
+            opened.callback(os.close, folder_fd)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(unfinished, flags, 0o666, dir_fd=folder_fd)
+            opened.callback(remove, folder_fd)
+            opened.callback(os.close, fd)
+            return folder_fd, fd
+
+        def remove(folder_fd: int) -> None:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished, dir_fd=folder_fd)
 
         def commit() -> RemoteObject:
             os.fsync(fd)
@@ -147,32 +157,28 @@ class FolderDriver:
             os.fsync(folder_fd)
             return _described(name, os.fstat(fd))
 
-        def clean() -> None:
-            os.close(fd)
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished, dir_fd=folder_fd)
-            os.close(folder_fd)
+        async def run(step: Callable[[], T]) -> T:
+            """Run a step to its end: a descriptor that is closed before may become that of another file."""
+            return await settled(asyncio.ensure_future(self._in_thread(name, step)))
 
-        folder_fd, fd = await self._in_thread(name, create)
+        opened = contextlib.ExitStack()
         try:
+            folder_fd, fd = await run(create)
             async for chunk in chunks:
-                await self._in_thread(name, functools.partial(_write, fd, chunk))
-            return await self._in_thread(name, commit)
+                await run(functools.partial(_write, fd, chunk))
+            return await run(commit)
         finally:
-            await asyncio.shield(asyncio.to_thread(clean))
+            await asyncio.shield(asyncio.to_thread(opened.close))
 
     def _etag(self, name: str) -> str:
         """Return the tag of a file; "" if there is none."""
         try:
-            fd = self._open(name)
+            with closing_fd(self._open(name)) as fd:
+                return _described(name, os.fstat(fd)).etag
         except SourceUnreadable as error:
             if _number(error) in (errno.ENOENT, errno.ENOTDIR):
                 return ""
             raise
-        try:
-            return _described(name, os.fstat(fd)).etag
-        finally:
-            os.close(fd)
 
     async def _chunks(self, file: io.FileIO, info: RemoteObject, start: int, end: int) -> AsyncGenerator[Buffer, None]:
         def read(position: int) -> bytes:
