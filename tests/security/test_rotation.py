@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from ais_loader import ClusterOptions, Entry, connect
 from ais_loader.errors import NodeUntrusted
@@ -19,8 +20,9 @@ from storage_node.security.identity import credentials
 from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from storage_node.store.permissions import trusted_bytes
 from tests.cluster.agreement_kit import member
-from tests.security.tls_kit import asked, caller
+from tests.security.tls_kit import asked, caller, forged
 
 DEADLINE_S = 180.0
 
@@ -85,6 +87,27 @@ def test_half_of_a_renewal_leaves_the_former_certificate_in_use(node: NodeServer
     key.write_bytes(whole)
     reissued(identity, node)
     changed(node, before)
+
+
+def test_files_that_are_replaced_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: IdentityFolder
+) -> None:
+    old, new = (forged(tmp_path / name, identity) for name in ("old", "new"))
+    came = list[Path]()
+
+    def replaced(path: Path) -> bytes:
+        contents = trusted_bytes(path)
+        if not came:
+            Path(new.cert_file).replace(old.cert_file)
+            Path(new.key_file).replace(old.key_file)
+        came.append(path)
+        return contents
+
+    monkeypatch.setattr(credentials, "trusted_bytes", replaced)
+    contents = old.read()
+    certificate = x509.load_pem_x509_certificate(contents.cert)
+    key = serialization.load_pem_private_key(contents.key, None)
+    assert certificate.public_key() == key.public_key()
 
 
 def test_another_ca_takes_over_without_a_restart(tmp_path: Path, node: NodeServer, identity: IdentityFolder) -> None:

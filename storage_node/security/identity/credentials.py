@@ -88,12 +88,6 @@ class ChannelCredentials:
         self._followed = _Followed(files)
         self._expiries: tuple[TlsContents, dict[str, float]] | None = None
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
     @property
     def generation(self) -> int:
         """Number of changes of the files so far."""
@@ -146,10 +140,16 @@ class TlsFiles:
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 
     def read(self) -> TlsContents:
-        """Read the files, and check that they belong together.
+        """Read the files, and check that they belong together. Files that change meanwhile are read again.
 
         Raises OSError, and ValueError with the file that is not usable.
         """
+        while True:
+            stamp, contents = self.stamp(), self._read()
+            if self.stamp() == stamp:
+                return contents
+
+    def _read(self) -> TlsContents:
         contents = TlsContents(*(trusted_bytes(Path(path)) for path in (self.cert_file, self.key_file, self.ca_file)))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
