@@ -222,7 +222,7 @@ class TransformHttp:
         try:
             put = await self.put_result(allowed, _chunks(request, max_bytes))
         except (LoaderError, OSError, _TooLarge) as error:
-            del self._used[claims["nonce"]]  # nothing was written, so a retry is allowed
+            self._used.pop(claims["nonce"], None)  # nothing was written, so a retry is allowed, until it expires
             if isinstance(error, _TooLarge):
                 raise self._too_large(max_bytes) from error
             text = f"{getattr(error, 'kind', 'io')}: {error}"

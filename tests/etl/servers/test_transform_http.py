@@ -187,6 +187,33 @@ def test_a_result_that_breaks_off_is_told_so_to_whoever_writes_it() -> None:
     run(main())
 
 
+def test_a_result_that_fails_after_its_token_has_expired_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with started() as (side, session, owner):
+            url, begun, go = await side.start(), asyncio.Event(), asyncio.Event()
+
+            async def fail(claims: Any, chunks: AsyncIterator[bytes]) -> PutResult:
+                begun.set()
+                await go.wait()
+                raise NodeUnavailable("no owner answers")
+
+            def put(name: str) -> Any:
+                target = side.target(url, "to", name, max_bytes=10, lifetime_s=60)
+                return session.put(target.url, headers=bearer(target.token), data=b"x")
+
+            side.put_result = fail
+            slow = asyncio.create_task(said(put("slow")))
+            await begun.wait()
+            side.put_result, now_s = owner.put, signed_tokens.time.time()
+            with monkeypatch.context() as later:
+                later.setattr(signed_tokens.time, "time", lambda: now_s + 61)
+                assert (await said(put("other")))[0] == 204
+            go.set()
+            assert await slow == (503, "node-unavailable: no owner answers")
+
+    run(main())
+
+
 def test_a_result_goes_to_another_node_by_the_secret_of_the_cluster_alone() -> None:
     async def main() -> None:
         async with (
