@@ -248,7 +248,8 @@ def _copied(request: Request, source: CopySource, name: str) -> Response:
     metadata = tagging.of_copy(request, source.info, metadata, given)
     bucket = request.client.bucket(request.bucket)
     condition = conditions.of_write(bucket, name, request.headers)
-    if same and condition == conditions.WriteCondition():
+    is_implied = same and condition == conditions.WriteCondition()
+    if is_implied:
         condition = conditions.WriteCondition(if_version=source.version)
     parts = [make_range(source.bucket, source.name, source.version)]
     composed = make_request(bucket.name, name, parts, metadata=metadata)
@@ -256,7 +257,12 @@ def _copied(request: Request, source: CopySource, name: str) -> Response:
         composed.object.condition.if_absent = True
     elif condition.if_version:
         composed.object.condition.if_version = condition.if_version
-    made = bucket.client._transport.compose(composed)
+    try:
+        made = bucket.client._transport.compose(composed)
+    except errors.VersionConflict as error:
+        if is_implied:  # the source was replaced after its bytes were read: see `with_current`
+            raise errors.ObjectReplaced(str(error)) from error
+        raise
     body = xml.tags(LastModified=stamp(made.modified_ns), ETag=f'"{attributes.etag(made)}"')
     return xml_response(xml.document("CopyObjectResult", [body]))
 

@@ -51,6 +51,30 @@ def test_a_copy_of_an_object_that_is_replaced(served: Served, s3: Any, bucket: s
         assert code(s3.copy_object, **copy) == ("NoSuchKey", 404)
 
 
+def test_a_copy_of_an_object_to_itself_that_is_replaced_as_it_is_committed(
+    served: Served, s3: Any, bucket: str
+) -> None:
+    s3.put_object(Bucket=bucket, Key="a", Body=b"1")
+    copy: dict[str, Any] = {"Bucket": bucket, "Key": "a", "CopySource": {"Bucket": bucket, "Key": "a"}}
+    copy |= {"MetadataDirective": "REPLACE", "Metadata": {"k": "v"}}
+    transport, conflicts = served.client._transport, [b"2", b"3"]
+    compose = transport.compose
+
+    def replaced(request: Any) -> Any:
+        if conflicts:  # as by a put between the read of the source and the commit
+            s3.put_object(Bucket=bucket, Key="a", Body=conflicts.pop(0))
+            request.part[0].range.version = served.client.bucket(bucket).head("a").version
+        return compose(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transport, "compose", replaced)
+        s3.copy_object(**copy)
+        got = s3.get_object(Bucket=bucket, Key="a")
+        assert (got["Body"].read(), got["Metadata"]) == (b"3", {"k": "v"})
+        conflicts.append(b"4")
+        assert code(s3.copy_object, **copy, IfMatch=got["ETag"]) == ("PreconditionFailed", 412)
+
+
 def test_a_part_of_an_object_that_is_replaced(served: Served, s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="source", Body=b"1")
     upload, transport = begin(s3, bucket), served.client._transport
