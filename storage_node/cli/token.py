@@ -166,7 +166,7 @@ def list_(
     """List the tokens that were made with a key, and, if nodes are named, which of them are revoked."""
     from storage_node.security.rights import ledger
 
-    made = ledger.read(key)
+    made = ledger.read(key, note)
     revoked = {one.id for one in _nodes(root, node, peer_secret, identity).listed().token} if root or node else set()
     rows = [(claims, _state(claims, revoked)) for claims in made]
     with OutputLines() as lines:
@@ -215,7 +215,7 @@ def revoke(
     if os.path.isfile(which):
         claims = _claims_in(Path(which).read_text(errors="replace"))
     else:
-        known = [one for one in ledger.read(key) if one.token_id == which] if key is not None else []
+        known = [one for one in ledger.read(key, note) if one.token_id == which] if key is not None else []
         if not known:
             raise click.ClickException(f"{which}: no file, and no token that was made with the key of --key")
         claims = known[-1]

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from ais_loader import connect, errors
 from storage_node.cli.token import token
 from storage_node.context.channels import make_secret
-from storage_node.security.rights import ledger
 from tests.security.rights_kit import key_in, secure
 
 
@@ -87,6 +86,20 @@ def test_a_line_that_could_not_be_written_hides_no_tokens(tmp_path: Path, monkey
     assert [line.split()[5] for line in run("list", "--key", key).splitlines()] == ["first"]
     run(*words, "--tenant", "second")
     assert [line.split()[5] for line in run("list", "--key", key).splitlines()] == ["first", "second"]
-    path.write_text("{\n" + path.read_text())
-    with pytest.raises(ValueError, match="line 1 is damaged"):
-        ledger.read(key)
+
+
+def test_a_damaged_line_hides_no_other_tokens(tmp_path: Path) -> None:
+    key, words = key_in(tmp_path), ("--scope", "*:read", "--audience", "a", "--stdout")
+    for tenant in ("first", "lost", "last"):
+        run("create", "--key", key, *words, "--tenant", tenant)
+    path = tmp_path / "key.tokens"
+    first, lost, last = path.read_bytes().splitlines(keepends=True)
+    for damage in (b"\xff" * 9 + b"\n", b"{}\n", b"[1]\n", lost[:-9] + b"\n"):
+        path.write_bytes(first + damage + last)
+        result = CliRunner().invoke(token, ["list", "--key", str(key)])
+        assert [line.split()[5] for line in result.stdout.splitlines()] == ["first", "last"]
+        assert f"{path}: line 2 is damaged" in result.stderr
+    make_secret(tmp_path / "peer-secret")
+    with secure(tmp_path / "node", peer_secret_file=str(tmp_path / "peer-secret")) as node:
+        at = "--node", node.server.endpoint, "--peer-secret", tmp_path / "peer-secret"
+        assert "is revoked" in run("revoke", json.loads(last)["token_id"], "--key", key, *at)

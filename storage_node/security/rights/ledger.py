@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,17 +31,20 @@ def add(key: Path, claims: TokenClaims) -> None:
         os.fsync(file.fileno())
 
 
-def read(key: Path) -> list[TokenClaims]:
-    """Return the tokens that were made, oldest first. Raises OSError, and ValueError for a damaged ledger."""
+def read(key: Path, damaged: Callable[[str], object]) -> list[TokenClaims]:
+    """Return the tokens that were made, oldest first. `damaged` is called with a message about each damaged line.
+
+    Raises OSError.
+    """
     path = path_of(key)
     if not path.exists():
         return []
     found = []
-    *lines, _ = path.read_text().split("\n")
+    *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
             found.append(TokenClaims(**{**fields, "scopes": tuple(fields["scopes"])}))
         except (ValueError, TypeError, KeyError):
-            raise ValueError(f"{path}: line {number} is damaged") from None
+            damaged(f"{path}: line {number} is damaged; the token that it is about is not listed")
     return found
