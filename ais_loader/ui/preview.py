@@ -111,7 +111,7 @@ def _separated(text: str, delimiter: str, whole: bool) -> Table | None:
 
 def _json_lines(text: str, whole: bool) -> Table | None:
     found: list[dict[str, Any]] = []
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]
     for line in lines[:MAX_ROWS]:
         try:
             value = json.loads(line)

@@ -37,6 +37,8 @@ def test_lines_of_json_have_all_their_names_as_columns() -> None:
         ["a", "b", "value"], [["1", "", ""], ["null", "[2]", ""], ["", "", "x"]]
     )
     assert table_of("a.jsonl", b'{"a": 1}\nno json\n', whole=True) is None
+    separators = '{"a": "1\u2028\x85\u20292"}\r\n{"a": 3}\n'.encode()  # JSON has them in strings as they are
+    assert table_of("a.jsonl", separators, whole=True) == Table(["a"], [["1\u2028\x85\u20292"], ["3"]])
 
 
 def test_a_table_ends_after_some_rows_and_cells_after_some_characters() -> None:
