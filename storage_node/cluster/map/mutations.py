@@ -324,7 +324,7 @@ def _add(map_: pb.ClusterMap, node: pb.MapNode, state: pb.MapNode.State, number:
 def unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
     """Edit nothing; used to fetch the newest map and make sure that it is committed."""
     if map_ is None:
-        raise ValueError("the nodes of this node's cluster belong to none")
+        raise ValueError("the making of a cluster did not reach all its nodes; make it again")
     return map_
 
 

@@ -22,7 +22,7 @@ from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import CALL_TIMEOUT_S, AsyncChannels
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed
-from storage_node.cluster.map.mutations import set_endpoints
+from storage_node.cluster.map.mutations import set_endpoints, unchanged
 from storage_node.context.channels import Caller, fetched_map
 from storage_node.context.membership import Membership
 from storage_node.limits.wakeup import tick
@@ -145,7 +145,7 @@ class MapSync:
         if accepted is None or accepted is not before or not self._peer_endpoint:
             return  # its proposer may still be working
         try:
-            await self._change(channels, _unchanged)
+            await self._change(channels, unchanged)
         except (ChangeFailed, ValueError) as error:
             self._log(f"a change of the cluster's map that was begun is not decided: {error}")
 
@@ -154,9 +154,3 @@ class MapSync:
         if problem != self._logged:
             log.warning("%s", problem)
         self._logged = problem
-
-
-def _unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-    if map_ is None:
-        raise ValueError("the making of a cluster did not reach all its nodes; make it again")
-    return map_
