@@ -28,11 +28,10 @@ from storage_node.cluster.map.mutations import (
     create_bucket,
     create_cluster,
     delete_bucket,
-    finish_join,
-    finish_leave,
     remove_node,
     set_bucket,
 )
+from storage_node.cluster.repair.plan import finish_changes
 from storage_node.ops.node_discovery import group_drives, wipe_node
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
@@ -141,11 +140,10 @@ def test_a_node_joins_and_another_leaves(tmp_path: Path, nodes: list[NodeServer]
         assert joined.state == pb.MapNode.JOINING and joined.number not in {node.number for node in map_.node[:3]}
         assert known_map(fourth) == map_
         assert fourth.batches is not None and fourth.batches.node.store.bucket("b").uuid_bytes == map_.bucket[0].uuid
-        changed(nodes, finish_join(joined.uuid))
-        assert changed(nodes, begin_leave(leaving)).node[0].state == pb.MapNode.LEAVING
-        with pytest.raises(ValueError, match="begin to leave first"):
-            changed(nodes, finish_leave(joined.uuid))
-        map_ = changed(nodes, finish_leave(leaving))
+        changed(nodes, finish_changes(map_.version))
+        map_ = changed(nodes, begin_leave(leaving))
+        assert map_.node[0].state == pb.MapNode.LEAVING
+        map_ = changed(nodes, finish_changes(map_.version))
         assert [node.uuid for node in map_.node] == [node.membership.node_uuid for node in [*nodes[1:], fourth]]
         assert known_map(nodes[0]) == map_ and nodes[0].membership.position is None
         with pytest.raises(ValueError, match="3 copies"):
@@ -275,7 +273,7 @@ def test_one_node_goes_on_alone_when_the_second_is_lost_in_the_moment_in_which_i
         (create_bucket("b", copies=4), "copies=4: need 1 to 3.*add hosts"),
         (create_bucket("b", copies=2, min_copies=3), "min_copies=3: need 1 to copies=2"),
         (delete_bucket("b"), "'b' does not exist"),
-        (finish_join(b"?" * 16), "add it first"),
+        (begin_leave(b"?" * 16), "add it first"),
         (lambda known: pb.ClusterMap(cluster_uuid=b"x" * 16, node=known.node), "keeps the uuid"),
         (lambda known: pb.ClusterMap(cluster_uuid=known.cluster_uuid), "at least one node"),
     ],

@@ -79,13 +79,13 @@ class ClusterBuckets:
         )
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
-            if _find(map_, name) is None:
+            if mutations.find_bucket(map_, name) is None:
                 return make(map_)
             if not exist_ok or map_ is None:
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             return map_
 
-        found = _find(await self._change(view, edit), name)
+        found = mutations.find_bucket(await self._change(view, edit), name)
         if found is None:
             raise BucketNotFound(f"bucket {name!r} was made, and deleted by somebody else at once")
         return described(found)
@@ -96,7 +96,7 @@ class ClusterBuckets:
         require_redundancy(settings)
         meant = await self._to_change(view, name)
         edit = _while_it_is(meant, mutations.set_bucket(name, settings))
-        found = _find(await self._change(view, edit), name)
+        found = mutations.find_bucket(await self._change(view, edit), name)
         if found is None:
             raise _not_found(name)
         return described(found)
@@ -127,7 +127,7 @@ class ClusterBuckets:
 
     async def _to_change(self, view: ClusterView, name: str) -> cluster_pb.MapBucket:
         """Return a bucket that may be changed; one that the view does not know is looked for in the newest map."""
-        meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
+        meant = view.buckets.get(name) or mutations.find_bucket(await self._change(view, mutations.unchanged), name)
         if meant is not None and not meant.coded_of:
             return meant
         if name in view.pinned:
@@ -203,11 +203,6 @@ class _Listing:
             start_after = min(ends).decode()
 
 
-def _find(map_: cluster_pb.ClusterMap | None, name: str) -> cluster_pb.MapBucket | None:
-    buckets = map_.bucket if map_ is not None else ()
-    return next((bucket for bucket in buckets if bucket.name == name), None)
-
-
 def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
     of, mark, snapshot = name.partition(SNAPSHOT_MARK)
     if mark and view is not None and of in view.buckets:
@@ -219,7 +214,7 @@ def _while_it_is(meant: cluster_pb.MapBucket, edit: Edit) -> Edit:
     """Return an edit that raises BucketNotFound if the bucket was deleted meanwhile, also if its name is used again."""
 
     def checked(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
-        found = _find(map_, meant.name)
+        found = mutations.find_bucket(map_, meant.name)
         if found is None or found.uuid != meant.uuid:
             raise _not_found(meant.name)
         return edit(map_)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from ais_loader.errors import BucketHasSnapshots
+from ais_loader.errors import BucketHasSnapshots, BucketNotFound
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.bucket_uuid import draw_bucket_uuid
 from ais_loader.wire.denied import with_contents
@@ -19,19 +19,6 @@ from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.effects import Edit, changing, require_cluster
 from storage_node.context.errors import TooFewCopies
 from storage_node.store.names import check_bucket_name
-
-__all__ = [
-    "add_node",
-    "begin_leave",
-    "create_bucket",
-    "create_cluster",
-    "delete_bucket",
-    "finish_join",
-    "finish_leave",
-    "remove_node",
-    "set_bucket",
-    "set_endpoints",
-]
 
 REMOVED_KEPT = 4096
 """Number of uuids of removed nodes that a map remembers, at most 64 KiB. A node removed earlier still refuses to join
@@ -65,7 +52,7 @@ def create_cluster(nodes: Sequence[pb.MapNode]) -> Edit:
 
 
 def add_node(node: pb.MapNode) -> Edit:
-    """Add a node with uuid, host and both endpoints. It owns objects at once and has them after `finish_join`."""
+    """Add a node with uuid, host and both endpoints. It owns objects at once and has them after `finish_changes`."""
     copy = _copy(node)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
@@ -77,8 +64,9 @@ def add_node(node: pb.MapNode) -> Edit:
         if known is not None and known.state != pb.MapNode.LEAVING and (known.endpoint, known.peer_endpoint) == at:
             return map_
         if known is not None:
+            state = pb.MapNode.State.Name(known.state).lower()
             raise ValueError(
-                f"node {copy.uuid.hex()} is {_state(known)} in the cluster, at {known.endpoint}; "
+                f"node {copy.uuid.hex()} is {state} in the cluster, at {known.endpoint}; "
                 + ("let it finish leaving first" if known.state == pb.MapNode.LEAVING else "set its endpoint instead")
             )
         # Map versions never repeat, so numbers derived from them do not either, even those of removed nodes.
@@ -89,33 +77,11 @@ def add_node(node: pb.MapNode) -> Edit:
 
 
 @changing
-def finish_join(map_: pb.ClusterMap, node_uuid: bytes) -> None:
-    """Mark a joining node as active: it has all its objects."""
-    node = _require_node(map_, node_uuid)
-    if node.state == pb.MapNode.LEAVING:
-        raise ValueError(f"node {node_uuid.hex()} is leaving; it cannot finish joining")
-    node.state = pb.MapNode.ACTIVE
-
-
-@changing
 def begin_leave(map_: pb.ClusterMap, node_uuid: bytes) -> None:
     """Make a node hand over its objects; from now on it owns none. A node that is still joining can leave too."""
     node = _require_node(map_, node_uuid)
     node.state = pb.MapNode.LEAVING
     _require_hosts(map_, f"node {node_uuid.hex()} cannot leave")
-
-
-@changing
-def finish_leave(map_: pb.ClusterMap, node_uuid: bytes) -> None:
-    """Remove a leaving node that has handed over all its objects."""
-    node = _find(map_, node_uuid)
-    if node is None:
-        return
-    if node.state != pb.MapNode.LEAVING:
-        raise ValueError(
-            f"node {node_uuid.hex()} is {_state(node)}; let it begin to leave first, or remove it if it is lost"
-        )
-    take_out(map_, node)
 
 
 @changing
@@ -159,15 +125,12 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str) -> Edit:
 @changing
 def deny(map_: pb.ClusterMap, bucket_uuid: bytes, denied: Sequence[str], allowed: Sequence[str], reason: str) -> None:
     """Deny contents in a bucket, or allow them again, and record that something in it was denied. Raises InvalidRequest
-    if they are too many."""
-    for found in map_.bucket:
-        if found.uuid == bucket_uuid:
-            contents = with_contents(found.denied.content, denied, allowed, reason)
-            found.denied.SetInParent()
-            found.denied.content.clear()
-            found.denied.content.update(contents)
-            return
-    raise ValueError("the bucket was deleted meanwhile")
+    if they are too many, and BucketNotFound."""
+    found = bucket_with_uuid(map_, bucket_uuid)
+    contents = with_contents(found.denied.content, denied, allowed, reason)
+    found.denied.SetInParent()
+    found.denied.content.clear()
+    found.denied.content.update(contents)
 
 
 def create_bucket(
@@ -184,7 +147,7 @@ def create_bucket(
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = require_cluster(map_)
-        if any(bucket.name == name for bucket in map_.bucket):
+        if find_bucket(map_, name) is not None:
             raise ValueError(f"bucket {name!r} exists; choose another name, or use it")
         require_copies(map_, copies, min_copies)
         map_.bucket.add(
@@ -210,7 +173,7 @@ def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None
     The edit raises TooFewCopies, to be retried, while a snapshot of the bucket is being created: its owners are
     scanning what the snapshot sees.
     """
-    found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+    found = find_bucket(map_, name)
     if found is None:
         raise ValueError(f"bucket {name!r} does not exist; create_bucket makes it")
     before = found.copies, max(1, found.min_copies)
@@ -247,7 +210,7 @@ def set_bucket(map_: pb.ClusterMap, name: str, settings: BucketSettings) -> None
 @changing
 def delete_bucket(map_: pb.ClusterMap, name: str) -> None:
     """Delete a bucket with all its objects."""
-    found = next((bucket for bucket in map_.bucket if bucket.name == name), None)
+    found = find_bucket(map_, name)
     if found is None:
         raise ValueError(f"bucket {name!r} does not exist; it may have been deleted already")
     if found.snapshot:
@@ -328,6 +291,18 @@ def unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
     return map_
 
 
+def bucket_with_uuid(map_: pb.ClusterMap, bucket_uuid: bytes) -> pb.MapBucket:
+    """Return a bucket. Raises BucketNotFound."""
+    found = next((bucket for bucket in map_.bucket if bucket.uuid == bucket_uuid), None)
+    if found is None:
+        raise BucketNotFound("the bucket has been deleted meanwhile")
+    return found
+
+
+def find_bucket(map_: pb.ClusterMap | None, name: str) -> pb.MapBucket | None:
+    return None if map_ is None else next((bucket for bucket in map_.bucket if bucket.name == name), None)
+
+
 def _find(map_: pb.ClusterMap, node_uuid: bytes) -> pb.MapNode | None:
     return next((node for node in map_.node if node.uuid == node_uuid), None)
 
@@ -355,7 +330,3 @@ def _require_endpoint(endpoint: str) -> None:
     host, colon, port = endpoint.rpartition(":")
     if not host or not colon or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"endpoint {endpoint!r} is not host:port, as in 10.0.0.5:7480")
-
-
-def _state(node: pb.MapNode) -> str:
-    return str(pb.MapNode.State.Name(node.state)).lower()

@@ -6,9 +6,10 @@ sees, and so that any node can remove it if it is abandoned.
 
 from __future__ import annotations
 
-from ais_loader.errors import BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
+from ais_loader.errors import SnapshotExists, SnapshotNotFound, Unsupported
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import changing
+from storage_node.cluster.map.mutations import bucket_with_uuid
 from storage_node.context.errors import TooFewCopies
 
 
@@ -20,7 +21,7 @@ class MapChanged(TooFewCopies):
 def begin_snapshot(map_: pb.ClusterMap, bucket_uuid: bytes, snapshot: pb.MapSnapshot, base_version: int) -> None:
     """Add a snapshot that is being created. `base_version` is the map all of whose nodes hold the bucket. The edit
     raises MapChanged if there is a newer one."""
-    bucket = _bucket(map_, bucket_uuid)
+    bucket = bucket_with_uuid(map_, bucket_uuid)
     if any(one == snapshot for one in bucket.snapshot):
         return
     require_settled(map_, bucket)
@@ -33,7 +34,7 @@ def begin_snapshot(map_: pb.ClusterMap, bucket_uuid: bytes, snapshot: pb.MapSnap
 @changing
 def finish_snapshot(map_: pb.ClusterMap, bucket_uuid: bytes, finished: pb.MapSnapshot, nodes: frozenset[bytes]) -> None:
     """Complete a snapshot. `nodes` are the uuids of the nodes that have it; the map must not have gained others."""
-    bucket = _bucket(map_, bucket_uuid)
+    bucket = bucket_with_uuid(map_, bucket_uuid)
     for one in bucket.snapshot:
         if (one.name, one.cut, one.created_ns) == (finished.name, finished.cut, finished.created_ns):
             if one.maker and (frozenset(node.uuid for node in map_.node) != nodes or _is_changing(map_)):
@@ -45,7 +46,7 @@ def finish_snapshot(map_: pb.ClusterMap, bucket_uuid: bytes, finished: pb.MapSna
 
 @changing
 def delete_snapshot(map_: pb.ClusterMap, bucket_uuid: bytes, name: str) -> None:
-    bucket = _bucket(map_, bucket_uuid)
+    bucket = bucket_with_uuid(map_, bucket_uuid)
     found = find_snapshot(bucket, name)
     if found is None or found.maker:
         raise SnapshotNotFound(f"bucket {bucket.name!r} has no snapshot {name!r}")
@@ -83,10 +84,3 @@ def require_settled(map_: pb.ClusterMap, bucket: pb.MapBucket) -> None:
 
 def _is_changing(map_: pb.ClusterMap) -> bool:
     return any(node.state != pb.MapNode.ACTIVE for node in map_.node)
-
-
-def _bucket(map_: pb.ClusterMap, bucket_uuid: bytes) -> pb.MapBucket:
-    found = next((bucket for bucket in map_.bucket if bucket.uuid == bucket_uuid), None)
-    if found is None:
-        raise BucketNotFound("the bucket has been deleted meanwhile")
-    return found
