@@ -33,6 +33,7 @@ from storage_node.cluster.consensus.change import AsyncChannels, change_map_asyn
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
 from storage_node.cluster.map import mutations
+from storage_node.cluster.map.snapshot_mutations import MapChanged
 from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name
@@ -116,14 +117,18 @@ class ClusterBuckets:
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
         meant = await self._to_change(view, name)
-        edit = _while_it_is(meant, mutations.delete_bucket(name))
         async with aclosing(AsyncChannels(self._caller)) as channels:  # connecting costs a node as much as answering
-            listing = _Listing(view, name, channels)
-            if not force:
-                await listing.require_empty()
-            deleted = await listing.count() if force else 0
-            await self._change(view, edit, channels)
-            return deleted
+            while True:
+                listing = _Listing(view, name, channels)
+                if not force:
+                    await listing.require_empty()
+                deleted = await listing.count() if force else 0
+                try:
+                    await self._change(view, _while_it_is(meant, mutations.delete_bucket(name), view), channels)
+                except MapChanged:
+                    view = ClusterView(await self._change(view, mutations.unchanged, channels))
+                    continue
+                return deleted
 
     async def _to_change(self, view: ClusterView, name: str) -> cluster_pb.MapBucket:
         """Return a bucket that may be changed; one that the view does not know is looked for in the newest map."""
@@ -157,29 +162,31 @@ class _Listing:
 
     async def _page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
         """Return a page, or the reason for its absence. An empty page is the last one."""
-        while True:
-            page = await self._next_page(endpoint, start_after, page_size)
-            if isinstance(page, str) or page.object or not page.more:
-                return page
-            start_after = page.next
-
-    async def _next_page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
         request = pb.ListRequest(bucket=self._name, start_after=start_after, page_size=page_size)
-        try:
-            page: pb.ListResponse = await rpc.ObjectsStub(self._channels.to(endpoint)).List(
-                request, timeout=LIST_TIMEOUT_S
-            )
-            return page
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                return pb.ListResponse()  # it does not know the bucket yet
-            return f"{endpoint} ({error.code().name.lower().replace('_', ' ')}: {error.details()})"
+        stub = rpc.ObjectsStub(self._channels.to(endpoint))
+        while True:
+            try:
+                page: pb.ListResponse = await stub.List(request, timeout=LIST_TIMEOUT_S)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    return pb.ListResponse()  # it does not know the bucket yet
+                return f"{endpoint} ({error.code().name.lower().replace('_', ' ')}: {error.details()})"
+            if page.object or page.in_doubt or not page.more:
+                return page
+            request.start_after = page.next
 
     async def require_empty(self) -> None:
-        """Check that no node has objects of the bucket. Raises BucketNotEmpty, NodesSilent."""
-        pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._endpoints))
-        if any(isinstance(page, pb.ListResponse) and page.object for page in pages):
-            raise BucketNotEmpty(f"bucket {self._name!r} holds objects; pass force=True to delete them with it")
+        """Check that no node has objects of the bucket, nor is in doubt of one. Raises BucketNotEmpty, NodesSilent.
+
+        An object that moves from a node that has not answered to one that has is found when all are asked again.
+        """
+        for _ in range(2):
+            pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._endpoints))
+            listed = [page for page in pages if isinstance(page, pb.ListResponse)]
+            if any(page.object or page.in_doubt for page in listed):
+                raise BucketNotEmpty(f"bucket {self._name!r} holds objects; pass force=True to delete them with it")
+            if not any(page.HasField("let_go_ms") for page in listed):
+                break
         if silent := [page for page in pages if isinstance(page, str)]:
             raise NodesSilent(
                 f"bucket {self._name!r} may hold objects on nodes that do not answer: {'; '.join(silent)}; pass "
@@ -210,13 +217,16 @@ def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
     return bucket_not_found(of, () if view is None else [one.name for one in view.buckets.values() if not one.coded_of])
 
 
-def _while_it_is(meant: cluster_pb.MapBucket, edit: Edit) -> Edit:
-    """Return an edit that raises BucketNotFound if the bucket was deleted meanwhile, also if its name is used again."""
+def _while_it_is(meant: cluster_pb.MapBucket, edit: Edit, listed: ClusterView | None = None) -> Edit:
+    """Return an edit that raises BucketNotFound if the bucket was deleted meanwhile, also if its name is used again,
+    and MapChanged if nodes have joined since all of this view were `listed`."""
 
     def checked(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
         found = mutations.find_bucket(map_, meant.name)
-        if found is None or found.uuid != meant.uuid:
+        if map_ is None or found is None or found.uuid != meant.uuid:
             raise _not_found(meant.name)
+        if listed is not None and any(node.uuid not in listed.position for node in map_.node):
+            raise MapChanged("nodes have joined meanwhile")
         return edit(map_)
 
     return checked
