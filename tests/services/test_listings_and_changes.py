@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ais_loader import Bucket, connect
+from ais_loader import Bucket, connect, errors
 from ais_loader.testing import eventually
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.repair import usage
 from storage_node.store.summary import NameSummary
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -60,6 +63,24 @@ def test_nothing_is_missing_from_a_list_while_nodes_join(cluster: LocalCluster, 
     names = [next(found).name for _ in range(5)]
     grow(cluster)
     assert names + [info.name for info in found] == NAMES
+
+
+def test_a_list_goes_on_when_a_node_is_overloaded_no_more(
+    cluster: LocalCluster, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bucket.get(NAMES[0]) == NAMES[0].encode()
+    page, left = NodeCalls.list_page, 4
+
+    def overloaded(self: NodeCalls, request: pb.ListRequest, **options: Any) -> pb.ListResponse:
+        nonlocal left
+        if request.start_after and (left := left - 1) >= 0:
+            raise errors.Overloaded("try again later")
+        return page(self, request, **options)
+
+    monkeypatch.setattr(NodeCalls, "list_page", overloaded)
+    found = bucket.client._transport.objects(BUCKET, prefix="", page_size=20)
+    assert [info.name for info in found] == NAMES
+    assert left < 0
 
 
 def test_a_client_with_an_old_map_lists_all(cluster: LocalCluster, bucket: Bucket) -> None:

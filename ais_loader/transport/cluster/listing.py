@@ -29,6 +29,7 @@ from ais_loader.errors import (
     DriveFailed,
     LoaderError,
     NodeUnavailable,
+    Overloaded,
     SilenceTimeout,
     SnapshotNotFound,
     StaleMap,
@@ -141,8 +142,8 @@ class MergedListing:
         begin: starts a call, and returns a call that waits for its result. By default, calls run one after another.
         start_after: only names after this one are listed.
 
-    Raises NodeUnavailable, SilenceTimeout, DriveFailed if more hosts are silent than there are further copies, StaleMap
-    if the map changes faster than a range can be listed, BucketNotFound if no node has the bucket.
+    Raises NodeUnavailable, Overloaded, SilenceTimeout, DriveFailed if more hosts are silent than there are further
+    copies, StaleMap if the map changes faster than a range can be listed, BucketNotFound if no node has the bucket.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class MergedListing:
         except BucketNotFound as error:
             self._lacks_bucket(feed, error)
             return
-        except (NodeUnavailable, SilenceTimeout, DriveFailed) as error:
+        except (NodeUnavailable, SilenceTimeout, DriveFailed, Overloaded) as error:
             self._is_silent(feed, error)
             return
         if page.map_version > map_.version:
@@ -316,7 +317,7 @@ class MergedListing:
         known = self._newest(None)  # nodes may have been removed meanwhile
         if known.version != self._map.version:
             raise _NewerMap(feed.at, known.version) from error
-        if not isinstance(error, NodeUnavailable):
+        if not isinstance(error, (NodeUnavailable, Overloaded)):
             raise error
         raise _TooFewAnswer(error)
 
