@@ -60,11 +60,12 @@ _ALONE = bytes(16)
 class Members:
     """The nodes of one cluster, by their uuids.
 
-    A node without a cluster is the only member of a map without buckets. That map never changes: if the node joins a
-    cluster later, it reaches the other nodes for this client.
+    A node without a cluster is the only member of a map without buckets. If it joins a cluster later, it reaches the
+    other nodes for calls that do not ask it alone. The others find that out by `refresh`: the nodes of the cluster are
+    the members from then on.
 
     Args:
-        only: the calls to a node without a cluster; None for a cluster.
+        only: the calls to a node without a cluster; None for a cluster, also one that it has joined.
     """
 
     def __init__(self, view: ClusterView, options: ClusterOptions, only: NodeCalls | None = None) -> None:
@@ -97,8 +98,8 @@ class Members:
 
     def calls(self, node: bytes) -> NodeCalls:
         """Return the calls to a node. Raises NodeUnavailable, Closed."""
-        if self.only is not None:
-            return self.only
+        if (only := self.only) is not None:
+            return only
         view = self.view
         at = view.position.get(node)
         if at is None:
@@ -126,7 +127,7 @@ class Members:
         """Whether the map has the bucket or snapshot. Requests a newer map if it has not."""
         if self.only is not None:
             return False
-        return self._has(bucket) or (self.refresh(force=True) and self._has(bucket))
+        return self._has(bucket) or (bool(self.refresh(force=True)) and self._has(bucket))
 
     def _has(self, bucket: str) -> bool:
         return self.view.to_read(bucket) is not None
@@ -177,22 +178,26 @@ class Members:
         """Replace the map by a newer one of the same cluster. Returns whether it was newer."""
         with self._lock:
             before = self.view
-            if map_.version <= before.version or map_.cluster_uuid != before.map.cluster_uuid:
+            is_other = map_.cluster_uuid != before.map.cluster_uuid and self.only is None
+            if map_.version <= before.version or is_other:
                 return False
-            self.view = ClusterView(map_, before)
+            self.view, self.only = ClusterView(map_, before), None
             # Connections to nodes that have left close once nobody uses them.
             nodes = {(node.uuid, node.endpoint) for node in self.view.nodes}
             self._calls = {key: calls for key, calls in self._calls.items() if key in nodes}
             return True
 
-    def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool:
-        """Request a newer map; return whether there was one. Limited to a few times a second unless forced.
+    def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool | None:
+        """Request a newer map; return whether there was one, or None if no node has answered. Limited to a few times a
+        second unless forced; a node without a cluster is asked only if it is forced, and no more often.
 
         `first`: a node that is known to have it.
         """
-        now = time.monotonic()
-        if self.only is not None or (not force and now - self._refreshed_at < REFRESH_INTERVAL_S):
+        now, only = time.monotonic(), self.only
+        if (only is not None or not force) and now - self._refreshed_at < REFRESH_INTERVAL_S:
             return False
+        if only is not None:
+            return self._has_joined(only) if force else False
         self._refreshed_at = now
         nodes = self.anybody()
         if first in self.view.position:
@@ -210,16 +215,27 @@ class Members:
                 thread.start()
                 waiting += 1
             if not waiting or newer:
-                return newer
+                return newer if answered else None
             try:
                 answer = answers.get(timeout=max(0.0, ends_at - time.monotonic()))
             except queue.Empty:
-                return newer
+                return False if answered else None
             waiting -= 1
             if answer is not None:
                 answered += 1
                 ends_at = min(ends_at, time.monotonic() + _OTHERS_S)
                 newer = self.learn(answer)
+
+    def _has_joined(self, only: NodeCalls) -> bool | None:
+        """Whether a node that had no cluster has one now; None if it does not answer."""
+        try:
+            map_ = only.cluster_map(None, timeout_s=MAP_TIMEOUT_S)
+        except errors.Unsupported:
+            return False
+        except errors.LoaderError:
+            return None
+        self._refreshed_at = time.monotonic()
+        return self.learn(map_)
 
     def _request_map(
         self, node: bytes, known: cluster_pb.ClusterMap, answers: queue.SimpleQueue[cluster_pb.ClusterMap | None]
@@ -302,9 +318,11 @@ class Failover:
                 except (errors.DriveFailed, errors.Overloaded, *DAMAGED) as error:
                     failure = failure or error  # the node is healthy otherwise
             # A node that has handed the object over, by a newer map, has that map.
-            members.refresh(first=lacking or outdated, force=missing is not None or outdated is not None)
+            found = members.refresh(first=lacking or outdated, force=missing is not None or outdated is not None)
             if members.view is not view:
                 continue  # the nodes asked may not have been the holders any more
+            if missing is not None and found is None:
+                missing, failure = None, errors.NodeUnavailable(f"no node says whether its map is newer: {missing}")
             if missing is not None and (failure is None or not members.view.is_moving([bucket])):
                 if requested_twice or not members.view.is_moving([bucket]):
                     raise missing
@@ -404,10 +422,6 @@ class Failover:
 
         return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
 
-    def _has(self, bucket: str) -> bool:
-        """Whether the current map has the bucket."""
-        return bucket in self.members.view.buckets
-
     def _checked(self, bucket: str, call: Callable[[NodeCalls], T], *others: str) -> Callable[[NodeCalls], T]:
         """Wrap a call to a node. A node counts as not answering while it does not know a bucket that exists: a change
         of the map needs a majority of the nodes, and the others learn of it later. `others`: further buckets that the
@@ -417,8 +431,8 @@ class Failover:
             try:
                 return call(node)
             except errors.BucketNotFound as error:
-                self.members.refresh(force=True)
-                if any(self.members.view.to_read(one) is None for one in (bucket, *others)):
+                found = self.members.refresh(force=True)
+                if found is not None and any(self.members.view.to_read(one) is None for one in (bucket, *others)):
                     raise
                 raise errors.NodeUnavailable(f"{node.url} does not know bucket {bucket!r} yet") from error
 
@@ -470,6 +484,24 @@ class Failover:
     def _any(self, call: Callable[[NodeCalls], T], *, retry: bool = True) -> T:
         """Return the answer of any node that has one; without `retry`, of the first node that can be reached."""
         return self._first(self.members.anybody, call, retry=retry, consumes=False)
+
+    def _of_all(
+        self, call: Callable[[NodeCalls], T], silent: dict[str, errors.LoaderError] | None = None
+    ) -> Iterator[tuple[str, T]]:
+        """Make a call to each node of the newest map, one after another; yield where it is, and its answer. The errors
+        of those that do not answer are put into `silent`, if there is one."""
+        members = self.members
+        members.refresh(force=True)
+        if members.only is not None:
+            yield self.url, self._any(call)
+            return
+        for node in members.view.nodes:
+            try:
+                yield node.endpoint, call(members.calls(node.uuid))
+            except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
+                if silent is None:
+                    raise
+                silent[node.endpoint] = error
 
     def _first(
         self,

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ais_loader.errors import NodeUnavailable
 from ais_loader.transport.base import object_info
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.listings import Item, folder_of, items_of, names_of_page
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.names_block import after_folder
@@ -42,13 +44,20 @@ def node_pages(
         wanted.start_after = after
         return _listed(request, node.list_page(wanted, has_others=has_others()))
 
-    if not members.knows(bucket):
-        after: str | None = request.start_after
-        while after is not None:
-            listed = any_(functools.partial(page_of, after=after))
-            yield listed.items
-            after = listed.next
-        return
+    start_after, patience = request.start_after, RetryBudget(retry_s)
+    is_known = members.knows(bucket)
+    while not is_known:
+        listed = any_(functools.partial(page_of, after=start_after))
+        if listed.map_version > members.view.version:  # the node may have a part of the objects
+            if not members.refresh(force=True):
+                patience.pause(NodeUnavailable(f"no node tells the map by which it has bucket {bucket!r}"))
+            is_known = members.view.to_read(bucket) is not None
+            continue
+        patience.progress()
+        yield listed.items
+        if listed.next is None:
+            return
+        start_after = listed.next
 
     def known() -> ListedMap:
         view = members.view
@@ -72,7 +81,7 @@ def node_pages(
         newest,
         map_=known(),
         retry_s=retry_s,
-        start_after=request.start_after,
+        start_after=start_after,
         begin=lambda call: pool.submit(call).result,
     )
     try:

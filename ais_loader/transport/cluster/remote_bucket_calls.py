@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ais_loader import errors
 from ais_loader.transport.base import PendingUploads, RemoteUsage, pending_row, require_bucket, usage_row
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover, Members
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.remote import Remote
@@ -38,10 +39,7 @@ class RemoteBucketCalls(Failover):
 
     def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
         require_bucket(bucket)
-        members = self.members
-        if not members.knows(bucket):
-            return self._any(lambda node: node.evict(bucket, names, prefix, patterns))
-        freed = [members.calls(node.uuid).evict(bucket, names, prefix, patterns) for node in members.view.nodes]
+        freed = [done for _, done in self._of_all(lambda node: node.evict(bucket, names, prefix, patterns))]
         return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
 
     def refresh_inventory(
@@ -98,24 +96,15 @@ class RemoteBucketCalls(Failover):
         return is_complete
 
     def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
-        members = self.members
-        if members.only is not None:
-            answer = self._any(lambda node: node.pending_uploads(bucket, prefix, wait_s))
-            return [pending_row(self.url, row) for row in answer.bucket]
-        found = []
         end_s = time.monotonic() + wait_s
-        for node in members.view.nodes:
-            left_s = max(0.0, end_s - time.monotonic())
-            answer = members.calls(node.uuid).pending_uploads(bucket, prefix, left_s)
-            found += [pending_row(node.endpoint, row) for row in answer.bucket]
-        return found
+
+        def pending(node: NodeCalls) -> remote_pb.PendingUploadsResponse:
+            return node.pending_uploads(bucket, prefix, max(0.0, end_s - time.monotonic()))
+
+        return [pending_row(url, row) for url, answer in self._of_all(pending) for row in answer.bucket]
 
     def remote_usage(self) -> list[RemoteUsage]:
-        members = self.members
-        if members.only is not None:
-            return [usage_row(self.url, row) for row in self._any(lambda node: node.remote_usage()).row]
-        nodes = members.view.nodes
-        return [usage_row(node.endpoint, row) for node in nodes for row in members.calls(node.uuid).remote_usage().row]
+        return [usage_row(url, row) for url, answer in self._of_all(NodeCalls.remote_usage) for row in answer.row]
 
 
 def _parts(members: Members, request: remote_pb.ExpectRequest) -> dict[bytes, remote_pb.ExpectRequest]:

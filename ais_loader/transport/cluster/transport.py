@@ -131,7 +131,7 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
             self._owner_of,
             lambda node: self.members.calls(node).open_puts,
             self.put,
-            self._has,
+            lambda bucket: bucket in self.members.view.buckets,
             self._retry_s,
             self.members.only is None,
         ).results_of(objects)
@@ -213,8 +213,8 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Ask one of the holders; always the same one while it is trusted, because it caches the result."""
         members = self._discovery.found or self._discovery.members(timeout_s)
-        if members.only is not None:
-            return members.only.get_small(request, timeout_s)
+        if (only := members.only) is not None:
+            return only.get_small(request, timeout_s)
         nodes = self._nodes(request.bucket[0], request.name[0])
         if not nodes or members.is_suspect(nodes[0]):
             return None
@@ -238,9 +238,12 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
         """Look names up with one request to each of their holders; names without a sure answer are looked up one by
         one."""
         require_bucket(bucket)
-        if self.members.only is not None:
-            return self._any(lambda node: node.head_names(bucket, names, timeout_s=CALL_TIMEOUT_S))
-        found = self._heads_of_holders(bucket, names) if self.members.knows(bucket) else {}
+        members = self.members
+        if members.only is not None:
+            heads = self._any(lambda node: node.head_names(bucket, names, timeout_s=CALL_TIMEOUT_S))
+            if not any(isinstance(one, errors.NotFound) for one in heads) or members.refresh(force=True) is False:
+                return heads
+        found = self._heads_of_holders(bucket, names) if members.knows(bucket) else {}
         for at, name in enumerate(names):
             if at not in found:
                 try:
@@ -284,8 +287,8 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
                         else:
                             missing[at] = answer
         if missing:
-            members.refresh(force=True)
-            if members.view is view and not view.is_moving([bucket]):
+            asked = members.refresh(force=True)
+            if asked is not None and members.view is view and not view.is_moving([bucket]):
                 found |= missing
         return found
 
@@ -358,20 +361,11 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
     def denied(self, bucket: str) -> Denials:
         """Ask all nodes: each knows where the bytes were on its own drives."""
-        members = self.members
-        if members.only is not None:
-            return merged_denials([(self.url, self._any(lambda node: node.denied(bucket)))], {})
-        found: list[tuple[str, contents_pb.ListDeniedResponse]] = []
-        silent: dict[str, str] = {}
-        last: errors.LoaderError | None = None
-        for node in members.view.nodes:
-            try:
-                found.append((node.endpoint, members.calls(node.uuid).denied(bucket)))
-            except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
-                silent[node.endpoint], last = str(error), error
-        if not found and last is not None:
-            raise last
-        return merged_denials(found, silent)
+        silent: dict[str, errors.LoaderError] = {}
+        found = list(self._of_all(lambda node: node.denied(bucket), silent))
+        if not found:
+            raise list(silent.values())[-1]
+        return merged_denials(found, {endpoint: str(error) for endpoint, error in silent.items()})
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         def summarized(node: NodeCalls) -> BucketSummary:
@@ -416,8 +410,8 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
     ) -> FrameStream:
         def begin(members: Members) -> FrameStream:
             policy = StreamPolicy(timeout_s, self._retry_s, self.options.verify_payload)
-            if members.only is not None:
-                return GrpcStream(request, members.only.open_shared, policy, self.url)
+            if (only := members.only) is not None:
+                return GrpcStream(request, only.open_shared, policy, self.url)
             return MergedStream(request, members, policy, assemblers(request, members, assembly, colocation))
 
         request.tenant = self.options.tenant or request.tenant
@@ -442,9 +436,11 @@ class RemoteTransport(RemoteBucketCalls, BucketListings):
 
     def describe(self) -> dict[str, object]:
         """Describe the cluster, and each node that answers; or the node that has no cluster."""
-        members, view = self.members, self.members.view
+        members = self.members
+        members.refresh(force=True)
         if members.only is not None:
             return self._any(NodeCalls.describe)
+        view = members.view
         nodes: list[dict[str, object]] = []
         first: dict[str, object] = {}
         for node in view.nodes:
