@@ -9,11 +9,12 @@ An entry on a drive that look-ups of its name do not search is not listed either
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ais_loader.errors import DriveFailed, LoaderError
 from ais_loader.wire.names_block import after_folder
@@ -23,6 +24,7 @@ from storage_node.store.names import HIDDEN
 from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 Named = tuple[str, CatalogEntry]
+T = TypeVar("T")
 PAGE_BYTES = 1 << 20
 """Size of names and metadata after which a page of any listing ends, whatever the number of names: encoding it as a
 message blocks a node's event loop for about a millisecond."""
@@ -61,20 +63,17 @@ def names_page(
 ) -> CatalogPage | None:
     """Return names of about `most_bytes` bytes, as `merged` lists them without a cut; None while objects move between
     drives. Raises DriveFailed if a drive is missing, unless `skip_missing`, StoreFormatError, Closed."""
-    while True:
-        placement = drives.placement
-        if placement.moving:
-            return None
-        try:
-            open_drives = _open_drives(drives, placement.slots, skip_missing=skip_missing)
-            each_bytes = max(1, most_bytes // max(1, len(open_drives)))
-            scans = [(slot, *drive.names(bucket_uuid, prefix, start_after, each_bytes)) for slot, drive in open_drives]
-        except LoaderError:
-            if drives.still(placement):
-                raise
-            continue
-        if drives.still(placement):
-            break
+
+    def scanned(
+        placement: DrivePlacement, found: Sequence[tuple[int, Drive]]
+    ) -> list[tuple[int, list[bytes], bytes | None]]:
+        each_bytes = max(1, most_bytes // max(1, len(found)))
+        of_slots = () if placement.moving else found
+        return [(slot, *drive.names(bucket_uuid, prefix, start_after, each_bytes)) for slot, drive in of_slots]
+
+    placement, scans = _by_one_placement(drives, scanned, skip_missing=skip_missing)
+    if placement.moving:
+        return None
     end = min((last for _, _, last in scans if last is not None), default=None)
     found = []
     for slot, names, _ in scans:
@@ -142,35 +141,17 @@ def merged(
     With a `cut`, iterate over what a snapshot sees; nothing moves while there are snapshots. Raises DriveFailed if a
     drive is missing, unless `skip_missing`, StoreFormatError, Closed.
     """
-    while True:
-        placement = drives.placement
-        try:
-            open_drives = _open_drives(drives, placement.slots, skip_missing=skip_missing)
-            passes = 2 if placement.moving else 1
-            started = [
-                _where_looked_for(
-                    placement,
-                    slot,
-                    bucket_uuid,
-                    _start(
-                        drive,
-                        bucket_uuid,
-                        prefix,
-                        start_after,
-                        everything=tombstones or placement.moving,
-                        cut=cut,
-                        again=again,
-                    ),
-                )
-                for _ in range(passes)
-                for slot, drive in open_drives
-            ]
-        except LoaderError:
-            if drives.still(placement):
-                raise
-            continue
-        if drives.still(placement):
-            break
+
+    def begun(placement: DrivePlacement, found: Sequence[tuple[int, Drive]]) -> list[Iterator[Named]]:
+        everything, passes = tombstones or placement.moving, 2 if placement.moving else 1
+        start = functools.partial(_start, everything=everything, cut=cut, again=again)
+        return [
+            _where_looked_for(placement, slot, bucket_uuid, start(drive, bucket_uuid, prefix, start_after))
+            for _ in range(passes)
+            for slot, drive in found
+        ]
+
+    placement, started = _by_one_placement(drives, begun, skip_missing=skip_missing)
     scans = started[0] if len(started) == 1 else heapq.merge(*started, key=_by_name_bytes)
     if not tombstones and not prefix.startswith("/"):
         scans = (pair for pair in scans if not pair[0].startswith(HIDDEN))
@@ -181,6 +162,22 @@ def merged(
         newest = max(same, key=lambda pair: pair[1].version)
         if tombstones or not newest[1].is_tombstone:
             yield newest
+
+
+def _by_one_placement(
+    drives: DriveSet, look: Callable[[DrivePlacement, Sequence[tuple[int, Drive]]], T], *, skip_missing: bool
+) -> tuple[DrivePlacement, T]:
+    """Return a placement of objects, and what `look` makes of its open drives, with their slots, while it holds."""
+    while True:
+        placement = drives.placement
+        try:
+            found = look(placement, _open_drives(drives, placement.slots, skip_missing=skip_missing))
+        except LoaderError:
+            if drives.still(placement):
+                raise
+            continue
+        if drives.still(placement):
+            return placement, found
 
 
 def _open_drives(drives: DriveSet, slots: Iterable[int], *, skip_missing: bool) -> list[tuple[int, Drive]]:
