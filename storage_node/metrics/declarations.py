@@ -506,12 +506,3 @@ METRICS = (
         "Version and store UUID of this node.",
     ),
 )
-PROCESS = {
-    "ais_loader_process_virtual_memory_bytes": "Virtual memory of the node's process.",
-    "ais_loader_process_resident_memory_bytes": "Resident memory of the node's process.",
-    "ais_loader_process_start_time_seconds": "When the node's process started, in seconds since 1970.",
-    "ais_loader_process_cpu_seconds_total": "CPU time of the node's process.",
-    "ais_loader_process_open_fds": "Open file descriptors.",
-    "ais_loader_process_max_fds": "Maximum number of open file descriptors.",
-}
-"""Metrics of prometheus-client's own collector, on Linux."""

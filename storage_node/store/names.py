@@ -15,10 +15,6 @@ from ais_loader.wire.line_index import PREFIX as LINES_PREFIX
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"
 """Separator in bucket@snapshot, which names a bucket at a point in time. Bucket names cannot contain it."""
-PARTS_PREFIX = "/.parts/"
-"""Prefix of objects that are parts of multipart uploads, followed by an upload's id and the part's name. No other name
-begins with it, and listings contain them only if this prefix is requested. They are placed, replicated and repaired
-like all objects."""
 HIDDEN = "/."
 """Beginning of the names of parts, of manifests, of the objects of inventories (ais_loader/wire/inventory.py), and of
 indexes of lines (ais_loader/wire/line_index.py). No other name begins with a slash."""

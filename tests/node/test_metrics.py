@@ -32,7 +32,7 @@ from ais_loader.wire.remote import Remote
 from scripts.write_reference import metrics_table
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
 from storage_node.metrics import exporter
-from storage_node.metrics.declarations import METRICS, PROCESS
+from storage_node.metrics.declarations import METRICS
 from storage_node.metrics.exporter import MAX_CONNECTIONS
 from storage_node.security.identity.identity_folder import IdentityFolder
 from storage_node.server import NodeServer
@@ -42,6 +42,16 @@ from tests.node.promql_kit import Series, check, exported, legend_labels
 from tests.peer_kit import operator_of
 from tests.security.rights_kit import secure
 from tests.table import table
+
+PROCESS = {
+    "ais_loader_process_virtual_memory_bytes": "Virtual memory of the node's process.",
+    "ais_loader_process_resident_memory_bytes": "Resident memory of the node's process.",
+    "ais_loader_process_start_time_seconds": "When the node's process started, in seconds since 1970.",
+    "ais_loader_process_cpu_seconds_total": "CPU time of the node's process.",
+    "ais_loader_process_open_fds": "Open file descriptors.",
+    "ais_loader_process_max_fds": "Maximum number of open file descriptors.",
+}
+"""Metrics of prometheus-client's own collector, on Linux."""
 
 ROOT = Path(storage_node.__file__).parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_text())

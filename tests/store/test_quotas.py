@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, QuotaExceeded
+from ais_loader.objects.put_spec import PARTS_PREFIX
 from ais_loader.wire.bucket_settings import BucketSettings
 from ais_loader.wire.remote import Remote
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.drive import Drive
 from storage_node.store.fsck.fsck import check, rebuild, repair
-from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.pool.open import DriveOptions
 from storage_node.store.quotas import Use
 from storage_node.store.store import Store

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ALGORITHM = "EdDSA"
-TYPE = "JWT"
 MAX_TOKEN_BYTES = 8 << 10
 MAX_ID = 64
 CLOCK_LEEWAY_S = 60
