@@ -107,6 +107,8 @@ class ObjectWriter(_Writer, io.BufferedIOBase):
             self.commit()
 
     def commit(self) -> None:
+        if self._failed:
+            return
         try:
             self._spool.seek(0)
             with self._writing() as client:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -35,7 +36,7 @@ from .path_expansion import Row, file_row, folder_row, level_row, no_writing, sp
 with needs("fsspec", "ais:// in other libraries"):
     from fsspec.callbacks import DEFAULT_CALLBACK
     from fsspec.compression import compr
-    from fsspec.core import get_compression
+    from fsspec.core import OpenFile, get_compression
     from fsspec.implementations.local import LocalFileSystem, make_path_posix
     from fsspec.spec import AbstractFileSystem
     from fsspec.utils import read_block
@@ -50,6 +51,17 @@ class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no
         if not args and not kwargs.get("store"):
             kwargs["store"] = named_url()
         return super().__call__(*args, **kwargs)
+
+
+class _BlockWriter(ObjectWriter):
+    """A writer that stores nothing if an exception leaves the block of an `OpenFile` either, which does not tell the
+    files that it closes."""
+
+    def close(self) -> None:
+        left = sys._getframe(1).f_back
+        if left is not None and left.f_code is OpenFile.__exit__.__code__ and left.f_locals["args"][0] is not None:
+            self.give_up()
+        super().close()
 
 
 class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[misc]  # fsspec has no annotations
@@ -269,7 +281,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         if mode in ("wb", "xb"):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(path)
-            return ObjectWriter(
+            return _BlockWriter(
                 partial(self._writing, path),
                 bucket,
                 name,

@@ -109,6 +109,17 @@ def test_many_files_come_with_one_call_and_failures_in_their_place(files: AISFil
         files.tail("b/nothing", 2)
 
 
+def test_a_transaction_stores_all_files_but_those_that_an_exception_has_left(files: AISFileSystem) -> None:
+    with files.transaction:
+        files.open("b/t1", "wb").close()
+        with contextlib.suppress(RuntimeError), files.open("b/a", "wb") as file:
+            file.write(b"half of it")
+            raise RuntimeError
+        files.open("b/t2", "wb").close()
+    assert [files.cat_file(f"b/{name}") for name in ("t1", "a", "t2")] == [b"", b"one", b""]
+    files.rm(["b/t1", "b/t2"])
+
+
 @table(("start", "end"), [(None, None), (1, 2), (0, 100), (2, None), (-2, None), (None, -1), (100, 200), (2, 1)])
 def test_ranges_are_those_of_slices(files: AISFileSystem, start: int | None, end: int | None) -> None:
     assert files.cat_file("b/a", start=start, end=end) == b"one"[start:end]
@@ -124,6 +135,20 @@ def test_a_file_is_written_whole_when_it_is_closed_or_not_at_all(files: AISFileS
         file.write(b"half of it")
         raise RuntimeError
     assert files.cat_file("b/new") == b"1234"
+    for mode, options in (("wb", {}), ("wt", {}), ("wb", {"compression": "gzip"}), ("wt", {"compression": "gzip"})):
+        half = "half of it" if mode == "wt" else b"half of it"
+        opened = fsspec.core.OpenFile(files, "b/new", mode, **options)
+        with pytest.raises(RuntimeError), opened as file:
+            file.write(half)
+            raise RuntimeError
+        assert files.cat_file("b/new") == b"1234"
+    try:
+        raise RuntimeError
+    except RuntimeError:
+        with fsspec.core.OpenFile(files, "b/new", "wb") as file:
+            file.write(b"after an error")
+        assert files.cat_file("b/new") == b"after an error"
+    files.pipe_file("b/new", b"1234")
     with files.open("b/text", "w") as file:
         file.write("grüße\n")
     assert files.cat_file("b/text") == "grüße\n".encode()
