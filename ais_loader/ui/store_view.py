@@ -30,6 +30,8 @@ class StoredItem:
     member: str | None
     version: str
     size_bytes: int
+    info: ObjectInfo | None = None
+    """Of an object, not of a member."""
 
     @property
     def shown_name(self) -> str:
@@ -95,7 +97,7 @@ def content(client: Client, bucket: str, name: str, member: str | None) -> Store
     """Find an object or a member. Raises ObjectNotFound, MemberNotFound, BucketNotFound."""
     if member is None:
         info = client.bucket(bucket).head(name)
-        return StoredItem(bucket, name, None, info.version, info.size_bytes)
+        return StoredItem(bucket, name, None, info.version, info.size_bytes, info)
     for one in client.bucket(bucket).members(name, member):
         if one.name == member:
             return StoredItem(bucket, name, member, one.version, one.size_bytes)
@@ -123,11 +125,10 @@ def described(client: Client, bucket: str, name: str, member: str | None) -> dic
         "size_bytes": item.size_bytes,
         "kind": kind,
     }
-    if member is None:
-        info = client.bucket(bucket).head(name)
+    if (info := item.info) is not None:
         answer |= {
             "modified_s": info.modified_ns / 1e9,
-            "checksum": f"{info.checksum:08x}",
+            "checksum": f"{info.checksum:08x}" if info.is_stored else "",
             "metadata": dict(info.metadata),
         }
         if kind == "archive":

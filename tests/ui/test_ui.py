@@ -129,6 +129,29 @@ def test_a_bucket_is_not_counted_again_before_long(store: Path, monkeypatch: pyt
         assert sums.of(client, "speech") == first and counted == 2
 
 
+def test_an_object_is_described_in_one_version_and_a_cold_one_without_a_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "cold").write_bytes(b"cold")
+    with connect(tmp_path / "store") as client:
+        client.create_bucket("r", remote=f"file://{tmp_path}/files")
+        described = store_view.described(client, "r", "cold", None)
+        assert (described["size_bytes"], described["checksum"]) == (4, "")
+        bucket, head = client.create_bucket("b"), Bucket.head
+        old = bucket.put("a", b"1", metadata={"n": "1"})
+
+        def replaced(self: Bucket, name: str) -> Any:
+            info = head(self, name)
+            bucket.put("a", b"22", metadata={"n": "2"})
+            return info
+
+        monkeypatch.setattr(Bucket, "head", replaced)
+        described = store_view.described(client, "b", "a", None)
+        assert described["version"] == old.version
+        assert (described["checksum"], described["metadata"]) == (f"{old.checksum:08x}", {"n": "1"})
+
+
 def test_previews_of_text_tables_members_and_metadata(page: Served) -> None:
     def shown(name: str, **more: str) -> dict[str, object]:
         answer = page.ask("api/object", bucket="speech", name=name, **more)
