@@ -156,9 +156,9 @@ class TransformHttp:
         response.content_length = content.size_bytes
         await response.prepare(request)
         for offset in range(0, content.size_bytes, CHUNK_BYTES):
-            if claims["nonce"] not in self._loans:
-                raise ConnectionResetError("the input was taken back while it was read")
             chunk = await read(content, offset, CHUNK_BYTES)
+            if claims["nonce"] not in self._loans:  # its descriptor may have become that of another file
+                raise ConnectionResetError("the input was taken back while it was read")
             async with asyncio.timeout(SILENCE_S):
                 await response.write(chunk)
         return response

@@ -14,7 +14,7 @@ import pytest
 
 from ais_loader.errors import NodeUnavailable, TransformFailed, TransformRefused
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl import signed_tokens
+from storage_node.etl import signed_tokens, transform_http
 from storage_node.etl.servers.stage import require_allowed
 from storage_node.etl.signed_tokens import SignedTokenRefused, signed, verified
 from storage_node.etl.transform_http import PutTarget, TransformHttp
@@ -60,6 +60,28 @@ def test_an_input_is_had_by_its_token_as_long_as_it_is_lent(tmp_path: Path) -> N
                     410,
                     "this input is not lent any more",
                 )
+            large.close()
+
+    run(main())
+
+
+def test_what_is_read_of_an_input_that_is_taken_back_meanwhile_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with started() as (side, session, _):
+            large, lent = of_file(tmp_path / "x", bytes(range(256)) * 10_000), contextlib.ExitStack()
+            url, token = lent.enter_context(side.lent(ORIGIN, large, 10))
+
+            async def taken_back(content: Content, offset: int, length: int) -> bytes:
+                lent.close()  # its descriptor may be closed now, and be that of another file
+                return b"other bytes"
+
+            monkeypatch.setattr(transform_http, "read", taken_back)
+            async with session.get(_raw(url), headers=bearer(token)) as answer:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    assert [chunk async for chunk in answer.content.iter_any()] == []
+                assert answer.content.total_bytes == 0
             large.close()
 
     run(main())
