@@ -31,7 +31,7 @@ class StoredItem:
     version: str
     size_bytes: int
     info: ObjectInfo | None = None
-    """Of an object, not of a member."""
+    """The object, unless a member of it was found."""
 
     @property
     def shown_name(self) -> str:
