@@ -264,7 +264,7 @@ class TestAhead:
             return open_batch(request, **options)
 
         monkeypatch.setattr(node_store._transport, "open_batch", recorded)
-        patient = MapDataset(node_store, THIRD, length, timeout_s=20)
+        patient = MapDataset(node_store, THIRD, length, timeout_s=180)
         joined = concat(
             [MapDataset(node_store, FIRST, first_byte), MapDataset(node_store, SECOND), patient, _Unbatched()]
         )
@@ -281,7 +281,7 @@ class TestAhead:
         joined.begin([1, 30]).close()
 
     def test_an_error_of_one_request_abandons_the_others(self, node_store: Client) -> None:
-        joined = concat([MapDataset(node_store, [MISSING]), MapDataset(node_store, FIRST, timeout_s=20)])
+        joined = concat([MapDataset(node_store, [MISSING]), MapDataset(node_store, FIRST, timeout_s=180)])
         pending = joined.begin([0, 1])
         other = pending._pending[1]._batch[0]
         with pytest.raises(ObjectNotFound):
