@@ -25,6 +25,7 @@ from ais_loader.transport.embedded import writing_mark
 
 ELSEWHERE = """
 import sys, fsspec, ais_loader
+from storage_node.store.drive import ended_versions
 for line in sys.stdin:
     try:
         print(repr(eval(line)), flush=True)
@@ -131,6 +132,8 @@ def test_a_reader_lags_behind_another_process_until_it_refreshes(
 ) -> None:
     monkeypatch.setattr("storage_node.store.drive.drive.READER_STALENESS_S", 3600.0)
     monkeypatch.setattr("storage_node.store.record_keeper.READER_STALENESS_S", 3600.0)
+    # This process may stand still for longer than replaced files usually stay.
+    assert elsewhere.said("setattr(ended_versions, 'GRACE_S', 3600.0)") == "None"
     files = opened(store)
     with ais_loader.connect(store, mode="r") as reader:
         for number, refresh in enumerate((reader.refresh, files.invalidate_cache)):
