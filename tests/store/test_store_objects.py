@@ -201,6 +201,7 @@ def test_the_file_of_a_replaced_object_goes_after_the_grace_period(tmp_path: Pat
     with store_at(tmp_path / "drive") as store:
         put(store, "a", bytes(BLOCK_BYTES + 1))
         drive = drive_of(store)
+        drive._garbage._grace_s = 3600.0
         put(store, "a", b"new")
         assert len(object_files(tmp_path / "drive")) == 2
         assert drive.reap() == 0
@@ -212,6 +213,7 @@ def test_the_file_of_a_replaced_object_goes_after_the_grace_period(tmp_path: Pat
 def test_garbage_beyond_its_limit_goes_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_node.store.drive.ended_versions.MAX_GARBAGE_BYTES", 2500)
     with store_at(tmp_path / "drive") as store:
+        drive_of(store)._garbage._grace_s = 3600.0
         for _ in range(10):
             put(store, "a", bytes(1000))
         assert len(object_files(tmp_path / "drive")) == 3

@@ -516,6 +516,7 @@ def test_the_thread_ends_when_there_is_nothing_left_and_with_the_store(tmp_path:
 
 def test_a_write_is_done_although_no_thread_can_be_started_for_what_it_replaced(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
+        drive_of(store)._garbage._grace_s = 3600.0
         put(store, "a", b"1")
         with no_new_threads():
             put(store, "a", b"2")
