@@ -198,6 +198,7 @@ def test_a_damaged_object_is_told_and_its_neighbours_are_well(tmp_path: Path) ->
 
 def test_one_that_must_not_be_put_is_left_out_of_the_file(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
+        drive_of(store)._garbage._grace_s = 3600.0
         put(store, "b", b"there")
         uploads = [store.stage(BUCKET, name, [name.encode() * 5000], {}, grouped=True) for name in ("a", "b", "c", "b")]
         uploads[1].require(Condition(if_absent=True))
