@@ -92,6 +92,7 @@ def test_an_entry_and_an_identity_are_laid_out_as_the_tables_say(tmp_path: Path)
 def test_a_copy_and_a_tombstone_keep_the_version_that_they_were_given(tmp_path: Path) -> None:
     given, later = fmt.Version(7, 1 << 40, 3), fmt.Version(7, (1 << 40) + 1, 2)
     with store_at(tmp_path / "drive") as store:
+        drive_of(store)._garbage._grace_s = 3600.0
         with store.begin_put(BUCKET, "a", version=given) as upload:
             upload.write(b"hello")
             record = upload.commit()
@@ -142,6 +143,7 @@ def test_a_file_is_named_as_described(tmp_path: Path) -> None:
 def test_the_catalog_holds_the_keys_of_the_table_and_no_others(tmp_path: Path) -> None:
     data = os.urandom(3 * BLOCK_BYTES + 1)
     with store_at(tmp_path / "drive") as store:
+        drive_of(store)._garbage._grace_s = 3600.0
         old = put(store, "a", b"1")
         record = put(store, "a", data)
         found = dict(drive_of(store).catalog.scan(b""))

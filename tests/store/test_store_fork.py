@@ -104,6 +104,7 @@ def test_a_child_may_close_or_drop_what_it_inherited(tmp_path: Path, mode: str) 
         store.delete(BUCKET, "0")
     held = [Store.open([tmp_path / "drive"], mode=mode)]  # type: ignore[arg-type]
     if mode == "a":
+        drive_of(held[0])._garbage._grace_s = 3600.0
         put(held[0], "1", b"new")  # leaves garbage, which a close would remove
     listings = [held[0].objects(BUCKET)]
     next(listings[0])

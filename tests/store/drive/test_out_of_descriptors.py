@@ -107,6 +107,7 @@ def test_what_was_not_removed_because_there_were_none_is_removed_later(tmp_path:
         put_group(store, OBJECTS)
         [segment] = object_files(tmp_path)
         drive = drive_of(store)
+        drive._garbage._grace_s = 3600.0
         store.delete_many(BUCKET, list(OBJECTS))
         with no_descriptors(), pytest.raises(DriveFailed, match="removing a dead file: Too many open files"):
             drive._garbage.reap(everything=True)
@@ -124,6 +125,7 @@ def test_it_is_removed_later_too_if_the_catalog_cannot_be_written_then(
         put(store, "alone", b"1")
         [segment] = [path for path in object_files(tmp_path) if path.parent.parent.name == "segments"]
         drive = drive_of(store)
+        drive._garbage._grace_s = 3600.0
         store.delete_many(BUCKET, [*OBJECTS, "alone"])
 
         def refuse(*_: object, **__: object) -> None:
