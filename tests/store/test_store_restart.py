@@ -84,6 +84,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
     with store as opened:
         put(opened, "a", b"1")
     opened = Store.open([root])
+    drive_of(opened)._garbage._grace_s = 3600.0
     put(opened, "a", os.urandom(3 * fmt.BLOCK_BYTES))
     put(opened, "a", b"3")
     unfinished = opened.stage(BUCKET, "b", [b"x"], {})
