@@ -59,7 +59,7 @@ class _BlockWriter(ObjectWriter):
 
     def close(self) -> None:
         left = sys._getframe(1).f_back
-        if left is not None and left.f_code is OpenFile.__exit__.__code__ and left.f_locals["args"][0] is not None:
+        if left is not None and left.f_code is OpenFile.__exit__.__code__ and left.f_locals.get("args", (None,))[0]:
             self.give_up()
         super().close()
 

@@ -183,11 +183,13 @@ class _Listing:
         for _ in range(2):
             pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._endpoints))
             listed = [page for page in pages if isinstance(page, pb.ListResponse)]
-            if any(page.object or page.in_doubt for page in listed):
+            if any(page.object for page in listed):
                 raise BucketNotEmpty(f"bucket {self._name!r} holds objects; pass force=True to delete them with it")
             if not any(page.HasField("let_go_ms") for page in listed):
                 break
-        if silent := [page for page in pages if isinstance(page, str)]:
+        silent = [page for page in pages if isinstance(page, str)]
+        silent += [f"no node is sure of {page.in_doubt[0]!r} yet" for page in listed if page.in_doubt]
+        if silent:
             raise NodesSilent(
                 f"bucket {self._name!r} may hold objects on nodes that do not answer: {'; '.join(silent)}; pass "
                 "force=True to delete them with it"
