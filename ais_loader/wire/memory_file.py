@@ -12,12 +12,8 @@ _ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4  # as in linux/
 
 
 def memory_file(name: str, *, sealed_bytes: int = 0) -> int:
-    """Create a file in memory. Returns its descriptor. Raises OSError.
-
-    Args:
-        name: For people who look into /proc.
-        sealed_bytes: A size that no process can change; 0 for a file that grows.
-    """
+    """Create a file in memory, with `sealed_bytes` of a size that no process can change. Returns its descriptor.
+    `name`: for people who look into /proc. Raises OSError."""
     flags = _CLOEXEC | (_ALLOW_SEALING if sealed_bytes else 0)
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, flags)

@@ -201,9 +201,7 @@ def _start(
 ) -> Iterator[Named]:
     """Begin a scan of the drive. The first entry has been read, which fixes the scan's snapshot."""
     if cut is not None:
-        return drive.scan_at(
-            bucket_uuid, prefix, start_after, cut
-        )  # a snapshot does not change, so the moment does not matter
+        return drive.scan_at(bucket_uuid, prefix, start_after, cut)  # it does not change, so the moment does not matter
     scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after, again=again)
     return itertools.chain(list(itertools.islice(scan, 1)), scan)
 
