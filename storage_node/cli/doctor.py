@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,17 +112,20 @@ def doctor(
                 )
             _look_for_open(of_operator, repair=repair, as_json=as_json)
             return
+        from storage_node.store.fsck import fsck
+
+        examine: Callable[..., Report] = partial(fsck.check, checksums=checksums)
+        if repair:
+            examine = partial(fsck.repair, drop_damaged=drop_damaged, checksums=checksums)
+        elif rebuild:
+            examine = partial(fsck.rebuild, all_drives=all_drives)
+        elif compact:
+            examine = fsck.compact
         with progress(None, unit="") as bar:
-            report = _examine(
-                drives,
-                _advance(bar),
-                checksums=checksums,
-                repair=repair,
-                drop_damaged=drop_damaged,
-                rebuild=rebuild,
-                all_drives=all_drives,
-                compact=compact,
-            )
+            try:
+                report = examine(drives, progress=_advance(bar))
+            except InvalidRequest as error:
+                raise click.UsageError(str(error)) from error
         if as_json:
             click.echo(json.dumps(report.to_json()))
         else:
@@ -129,32 +133,6 @@ def doctor(
         healthy = not report.errors
     if not healthy:
         raise click.exceptions.Exit(1)
-
-
-def _examine(
-    drives: Sequence[str],
-    advance: Callable[[str, int], None],
-    *,
-    checksums: bool,
-    repair: bool,
-    drop_damaged: bool,
-    rebuild: bool,
-    all_drives: bool,
-    compact: bool,
-) -> Report:
-    from ais_loader.errors import InvalidRequest
-    from storage_node.store.fsck import fsck as examiner
-
-    try:
-        if compact:
-            return examiner.compact(drives, progress=advance)
-        if rebuild:
-            return examiner.rebuild(drives, all_drives=all_drives, progress=advance)
-        if repair:
-            return examiner.repair(drives, drop_damaged=drop_damaged, checksums=checksums, progress=advance)
-        return examiner.check(drives, checksums=checksums, progress=advance)
-    except InvalidRequest as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _advance(bar: tqdm[Any]) -> Callable[[str, int], None]:

@@ -66,6 +66,8 @@ from typing import NamedTuple
 import xxhash
 
 from ais_loader.errors import BucketNotFound, LoaderError, OutcomeUnknown, StoreFormatError, VersionConflict
+from ais_loader.wire.denied import content_of
+from ais_loader.wire.reserved import DENIED_CONTENT
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.bucket_usage import BucketUsage, Change, Changes, Grants
@@ -600,7 +602,7 @@ class Transactions:
                 return before, before  # an earlier try, replaced since then or not
             require(condition, name, before)
             if version is None and (fmt.is_denying(raw_metadata) or fmt.is_allowing(raw_metadata)):
-                if (version := self._denial_above(before, raw_metadata)) is None:
+                if (version := self._denial_above(key, before, raw_metadata)) is None:
                     return before, before
             elif version is None:
                 if before is not None and fmt.is_pending(before.raw_metadata) and before.is_tombstone:
@@ -657,7 +659,7 @@ class Transactions:
             floor = self.retention.floor(bucket_uuid)
             for key, (name, given, writes) in zip(keys, tombstones, strict=True):
                 before = newest.get(key)
-                if (version := given or self._denial_above(before, raw_metadata)) is None:
+                if (version := given or self._denial_above(key, before, raw_metadata)) is None:
                     results.append((before, before))
                     continue
                 if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
@@ -793,10 +795,17 @@ class Transactions:
         self._clock.advance_past(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
 
-    def _denial_above(self, before: CatalogEntry | None, raw_metadata: bytes) -> Version | None:
-        """Issue a version that denies or allows a name; None to allow one that is not denied."""
+    def _denial_above(self, key: bytes, before: CatalogEntry | None, raw_metadata: bytes) -> Version | None:
+        """Issue a version that denies or allows a name; None to allow one that is not denied, or to deny one for a
+        content that it has no more: the object was replaced after it was found."""
         if fmt.is_allowing(raw_metadata) and (before is None or not before.is_denied):
             return None
+        if content := fmt.decode_metadata(raw_metadata).get(DENIED_CONTENT):
+            kept = self._catalog.scan(fmt.retained_prefix(fmt.bucket_of_key(key), fmt.name_of_key(key)))
+            found = [fmt.content_of_value(value) for _, value in kept]
+            found += [(before.checksum, before.size_bytes)] if before is not None and not before.is_tombstone else []
+            if content not in (content_of(*one) for one in found):
+                return None
         self._clock.advance_past(before.counter if before is not None else 0)
         epoch = self._epoch if before is None else max(self._epoch, before.epoch)
         return Version(fmt.epoch_of_deletion(epoch, raw_metadata), self._clock.take())

@@ -19,6 +19,7 @@ from storage_node.remote.write_back.uploader import _settled
 from storage_node.services.snapshots import _begin
 from storage_node.store import format as fmt
 from storage_node.store.drive import upkeep
+from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.store import Store
 from tests.changing_folder import bytes_of, files_below
@@ -174,3 +175,27 @@ def test_other_nodes_send_no_denied_content_to_be_kept(store: Store, group: byte
         request.entry.append(fmt.encode_entry(sent))
     assert list(recode(store, request, grace_s=60).done) == [1]
     assert store.replicas.newest(BUCKET, ["b"]) == [None]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_replaces_an_object_before_its_content_is_denied_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """Unless a snapshot sees the denied content: it goes with its name."""
+    entry = put(store, "a", b"picture")
+    put(store, "b", b"picture")
+    if is_kept:
+        store.snapshots.create(BUCKET, "kept")
+    found = Drive.values
+
+    def replaced(drive: Drive, bucket_uuid: bytes) -> Iterator[tuple[str, bytes]]:
+        yield from found(drive, bucket_uuid)
+        put(store, "a", b"another")
+
+    monkeypatch.setattr(Drive, "values", replaced)
+    store.denied.change_contents(BUCKET, [content_of(entry.checksum, entry.size_bytes)], [], "order")
+    assert [one.name for one in store.denied.names(BUCKET)] == (["a", "b"] if is_kept else ["b"])
+    if not is_kept:
+        assert read(store, "a") == b"another"
+    with pytest.raises(ObjectDenied):
+        put(store, "c", b"picture")
