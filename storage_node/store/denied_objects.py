@@ -166,15 +166,21 @@ def check_denied_names(names: Iterable[str]) -> None:
 
 def denied_page(store: Store, request: pb.ListDeniedRequest) -> pb.ListDeniedResponse:
     """Return what is denied in a bucket, as far as this store knows. Raises as `DeniedObjects.names`."""
-    limit = min(request.limit or MAX_LISTED, MAX_LISTED)
-    found = list(itertools.islice(store.denied.names(request.bucket, request.start_after), limit + 1))
-    answer = pb.ListDeniedResponse(next=found[limit - 1].name if len(found) > limit else "")
+    limit, last = min(request.limit or MAX_LISTED, MAX_LISTED), ""
+    answer = pb.ListDeniedResponse()
     if not request.start_after:
         answer.content.update(store.denied.contents(request.bucket))
-    for name, entry, drive, row in found[:limit]:
-        metadata = entry.metadata
-        one = answer.name.add(name=name, reason=metadata.get(DENIED, ""), content=metadata.get(DENIED_CONTENT, ""))
-        one.denied_ns = entry.modified_ns
-        one.version.epoch, one.version.counter, one.version.node = entry.version
-        one.drive.add(drive="" if store.hides_places else str(drive.root)).MergeFrom(row)
+    # A page has all drives of a name, or none.
+    found = itertools.groupby(store.denied.names(request.bucket, request.start_after), lambda one: one.name)
+    for at, (name, of_drives) in enumerate(found):
+        if at == limit:
+            answer.next = last
+            break
+        last = name
+        for _, entry, drive, row in of_drives:
+            metadata = entry.metadata
+            one = answer.name.add(name=name, reason=metadata.get(DENIED, ""), content=metadata.get(DENIED_CONTENT, ""))
+            one.denied_ns = entry.modified_ns
+            one.version.epoch, one.version.counter, one.version.node = entry.version
+            one.drive.add(drive="" if store.hides_places else str(drive.root)).MergeFrom(row)
     return answer

@@ -11,6 +11,7 @@ import pytest
 from ais_loader.errors import DriveFull, InvalidRequest, ObjectDenied
 from ais_loader.testing import eventually
 from ais_loader.wire.denied import content_of
+from ais_loader.wire.generated import ais_contents_pb2 as contents_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
 from ais_loader.wire.reserved import DENIED, REMOTE_DELETED, REMOTE_PENDING
@@ -18,6 +19,7 @@ from storage_node.cluster.replication.replica import coded_entry, recode
 from storage_node.remote.write_back.uploader import _settled
 from storage_node.services.snapshots import _begin
 from storage_node.store import format as fmt
+from storage_node.store.denied_objects import DeniedName, DeniedObjects, denied_page
 from storage_node.store.drive import upkeep
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version
@@ -199,3 +201,23 @@ def test_what_replaces_an_object_before_its_content_is_denied_stays(
         assert read(store, "a") == b"another"
     with pytest.raises(ObjectDenied):
         put(store, "c", b"picture")
+
+
+def test_a_page_has_all_drives_of_a_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is on two drives while its object moves between them."""
+    for name in "abc":
+        put(store, name, b"picture")
+    store.denied.deny(BUCKET, list("abc"), "order")
+    found = DeniedObjects.names
+
+    def on_two(denied: DeniedObjects, bucket: str, start_after: str) -> Iterator[DeniedName]:
+        for one in found(denied, bucket, start_after):
+            yield from (one, one)
+
+    monkeypatch.setattr(DeniedObjects, "names", on_two)
+    pages, after = list[list[str]](), ""
+    while not pages or after:
+        page = denied_page(store, contents_pb.ListDeniedRequest(bucket=BUCKET, start_after=after, limit=2))
+        pages.append([one.name for one in page.name])
+        after = page.next
+    assert pages == [["a", "a", "b", "b"], ["c", "c"]]
