@@ -50,6 +50,9 @@ def to_one_node(url: str, **options: Any) -> RemoteTransport:
     transport = RemoteTransport(url, ClusterOptions(lane="grpc", **options))
     discovery = transport._discovery
     discovery.found = Members.of_one(discovery._endpoints, transport.options)
+    alone = discovery.found.view.map
+    alone.version = 2**62  # no map of the node's is newer
+    discovery.found.view = ClusterView(alone)
     return transport
 
 
