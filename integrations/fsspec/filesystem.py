@@ -58,7 +58,8 @@ class _BlockWriter(ObjectWriter):
     files that it closes."""
 
     def close(self) -> None:
-        left = sys._getframe(1).f_back
+        caller = sys._getframe().f_back  # None on a thread of another language
+        left = None if caller is None else caller.f_back
         if left is not None and left.f_code is OpenFile.__exit__.__code__ and left.f_locals.get("args", (None,))[0]:
             self.give_up()
         super().close()

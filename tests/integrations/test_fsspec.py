@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import gc
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from ais_loader.integrations.fsspec import AISFileSystem
-from ais_loader.testing import NodeProcess, seeded_bytes, throwaway_folder
+from ais_loader.testing import NodeProcess, eventually, seeded_bytes, throwaway_folder
 from tests.table import table
 
 FILES = {
@@ -148,6 +149,10 @@ def test_a_file_is_written_whole_when_it_is_closed_or_not_at_all(files: AISFileS
         with fsspec.core.OpenFile(files, "b/new", "wb") as file:
             file.write(b"after an error")
         assert files.cat_file("b/new") == b"after an error"
+    foreign = files.open("b/new", "wb")
+    foreign.write(b"by another language")
+    _thread.start_new_thread(foreign.close, ())  # nothing of Python calls it, as on threads of Arrow and DuckDB
+    eventually(lambda: files.cat_file("b/new") == b"by another language")
     files.pipe_file("b/new", b"1234")
     with files.open("b/text", "w") as file:
         file.write("grüße\n")
