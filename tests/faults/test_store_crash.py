@@ -289,7 +289,8 @@ def test_the_judge_finds_a_lost_object_and_an_orphan(history: History, server: C
 
     assert judged() == 0
     orphan = Path(history.roots[0], "objects", "00", "00", "ab" * 14 + ".7")
-    orphan.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (orphan.parent.parent, orphan.parent):  # which objects may not have yet
+        folder.mkdir(mode=0o700, exist_ok=True)
     orphan.write_bytes(b"")
     assert judged() == 1
     orphan.unlink()
