@@ -45,11 +45,6 @@ def any_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delattr(os, "RWF_NOWAIT")
 
 
-def open_below(folder: Path) -> int:
-    """Number of open files below a folder. Other threads of this process open and close others."""
-    return sum(path.startswith(f"{folder}/") for path in open_files().values())
-
-
 def filled(store: Store, sizes: list[int]) -> list[str]:
     """Objects of these sizes, and the catalog's entries at hand."""
     found = [f"k{i}" for i in range(len(sizes))]
@@ -94,7 +89,7 @@ def test_ranges_of_files_are_one_message_in_request_order(tmp_path: Path, ranges
         fields = {"start": columns[0], "length": columns[1], "local": True}
         whole = [content(0, 5_000), content(1, 70_000)]
         parts = [whole[at][begin : begin + size] for at, (begin, size) in zip(wanted, ranges, strict=True)]
-        held = open_below(tmp_path)
+        held = len(open_files(tmp_path))
         response = answer(store, [found[at] for at in wanted], **fields)
         assert response is not None and response.frame is not None and response.end is not None
         frame, end = response.frame, response.end
@@ -103,10 +98,10 @@ def test_ranges_of_files_are_one_message_in_request_order(tmp_path: Path, ranges
         assert (frame.checksum_kind == pb.COMPUTED).all()
         assert (end.outcome, end.entries, end.payload_bytes) == (pb.End.COMPLETE, len(parts), sum(map(len, parts)))
         assert end.digest == digest(frame.status, frame.checksum)
-        assert open_below(tmp_path) == held
+        assert len(open_files(tmp_path)) == held
         os.truncate(file_of(store, found[0]), 5)
         assert answer(store, [found[at] for at in wanted], **fields) is None
-        assert open_below(tmp_path) == held
+        assert len(open_files(tmp_path)) == held
 
 
 @pytest.mark.slow
@@ -228,7 +223,7 @@ def test_one_that_is_larger_is_answered_from_its_file(tmp_path: Path) -> None:
         assert from_file("nobody") is None
         assert from_file(one, start=[0], length=[1]) is None
         assert from_file(one, version=["1"]) is None
-        held = open_below(tmp_path)
+        held = len(open_files(tmp_path))
         path = file_of(store, one)
         os.truncate(path, MAX_BYTES)
         assert from_file(one) is None
@@ -236,7 +231,7 @@ def test_one_that_is_larger_is_answered_from_its_file(tmp_path: Path) -> None:
         assert from_file(one) is None
         drive_of(store)._cache.forget()
         assert from_file(found[2]) is None
-        assert open_below(tmp_path) == held
+        assert len(open_files(tmp_path)) == held
 
 
 def test_one_that_a_drive_has_to_be_waited_for_is_left_to_a_thread(
@@ -245,9 +240,9 @@ def test_one_that_a_drive_has_to_be_waited_for_is_left_to_a_thread(
     with store_at(tmp_path) as store:
         request = batch_of(filled(store, [MAX_BYTES + 1]), bucket=BUCKET, receiver_checks=True)
         monkeypatch.setattr(file_frame, "_is_cached", lambda *_: False)
-        held = open_below(tmp_path)
+        held = len(open_files(tmp_path))
         assert answer_from_file(store, request, 77) is None
-        assert open_below(tmp_path) == held
+        assert len(open_files(tmp_path)) == held
 
 
 def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) -> None:

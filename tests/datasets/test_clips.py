@@ -377,7 +377,7 @@ def test_no_copy_of_a_file_is_left(
     local_films.put("a.webm", content)
     with suppress(errors.MediaError):
         Clips(local_films.client, ["a.webm"], bucket="films")
-    assert not list(tmp_path.iterdir()) and not [one for one in open_files().values() if one.startswith(str(tmp_path))]
+    assert not list(tmp_path.iterdir()) and not open_files(tmp_path)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 

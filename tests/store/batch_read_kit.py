@@ -61,8 +61,8 @@ class Folder:
 
 
 def open_descriptors(folder: Folder) -> set[tuple[int, str]]:
-    """Of the folder and its files. Threads that other tests have left behind open and close descriptors of theirs."""
-    return {(fd, path) for fd, path in open_files().items() if path.startswith(str(folder.path))}
+    """Of the folder and its files."""
+    return set(open_files(folder.path).items())
 
 
 def content(seed: int, size: int) -> bytes:
