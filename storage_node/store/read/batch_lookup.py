@@ -139,7 +139,7 @@ class BatchLookup:
             found = find((*tables, *learned), prefix, table.names, *columns)
         table.drives = drives
         if is_fixed:
-            others = self._other_versions(bucket.cut, *versions)
+            others = self._other_versions(found, bucket.cut, *versions)
             are_found = not others or (waits and self._locate_each(placement, bucket, found, others))
         else:
             are_found = None not in found
@@ -149,10 +149,14 @@ class BatchLookup:
         table.files = cast("list[StoredFile]", found)
         return True
 
-    def _other_versions(self, cut: int | None, counters: npt.NDArray[np.uint64], origins: U32) -> list[int]:
-        """Return the positions of which no location is known, or that of another version than the wanted one. Versions
-        are compared as `Version` writes them."""
+    def _other_versions(
+        self, found: list[StoredFile | None], cut: int | None, counters: npt.NDArray[np.uint64], origins: U32
+    ) -> list[int]:
+        """Return the positions of which no location is known any more, or that of another version than the wanted one.
+        Versions are compared as `Version` writes them."""
         others = counters > (MAX_COUNTER if cut is None else cut)
+        if None in found:  # the columns may still have what an earlier search found
+            others |= [file is None for file in found]
         if pins := self._request.version:
             others |= [
                 pin != "" and (not origin or pin != f"{origin >> NODE_BITS}.{counter}.{origin & _NODE_MASK}")

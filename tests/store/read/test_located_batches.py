@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.native import read_list
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.batch_read_kit import columns
@@ -300,6 +302,32 @@ def test_a_snapshot_is_located_also_after_overwrites_and_deletions(tmp_path: Pat
         assert [status for status, *_ in outcomes(held)] == refused
         store.snapshots.delete(BUCKET, "v1")
         assert {status for status, _ in batch(store, NAMES, pinned)} == {pb.NOT_FOUND}
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_what_is_deleted_while_other_locations_are_read_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool
+) -> None:
+    """Of a snapshot or in a pinned version: what was found first is not known any more, but its version is."""
+    with store_at(tmp_path) as store:
+        put_group(store, GROUP)
+        snapshot = at(store.snapshots.create(BUCKET, "v1").name)
+        then = versions(store)
+    with store_at(tmp_path) as store:
+        drive_of(store).fill.stop()
+        assert batch(store, ["o1"]) == due("o1")
+        learn = BatchLookup._learn
+
+        def deleted_meanwhile(*arguments: Any) -> None:
+            learn(*arguments)
+            store.delete(BUCKET, "o1")
+
+        monkeypatch.setattr(BatchLookup, "_learn", deleted_meanwhile)
+        pins = [then["o1"], then["o2"]] if pinned else []
+        request = pb.BatchRequest(bucket=[BUCKET if pinned else snapshot], name=["o1", "o2"], version=pins)
+        first, second = outcomes(StoreBatch(store, request))
+        assert second[:2] == due("o2")[0]
+        assert first[:2] == ((pb.NOT_FOUND, b"") if pinned else due("o1")[0])
 
 
 def test_a_pinned_entry_of_a_snapshot_has_the_version_that_the_snapshot_has(tmp_path: Path) -> None:
