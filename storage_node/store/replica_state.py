@@ -139,8 +139,8 @@ class StaleReplicas:
     def mark_names(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
         now = time.monotonic()
         with self._lock:
-            known = self._names.setdefault(bucket_uuid, {})
             for name, version in names.items():
+                known = self._names.setdefault(bucket_uuid, {})  # without a name it would stay in doubt for good
                 before = known.get(name)
                 if before is None or before.version <= version:
                     known[name] = StaleName(version, now)

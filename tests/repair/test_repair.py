@@ -16,6 +16,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.repair import repair
+from storage_node.cluster.repair.plan import State
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.buckets import ReplicaStale
@@ -183,6 +184,17 @@ def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: 
         assert [info.name for info in bucket.objects()] == ["k"]
         store.replicas.stale.trust_name(uuid, "k", announced)
         assert cluster.ask(["k"], local=True, initial_credit_bytes=1 << 20).data == {0: b"right"}
+
+
+def test_what_has_arrived_before_it_is_doubted_leaves_no_doubt(tmp_path: Path) -> None:
+    """A pass of repair saw an older copy here, and the newer one came before it noted that."""
+    with LocalCluster(tmp_path, 2, copies=2) as cluster, client_of(cluster) as (_, bucket):
+        bucket.put("k", b"new")
+        node, stale = cluster.nodes[0], store_of(cluster.nodes[0]).replicas.stale
+        eventually(lambda: not stale.any, TIMEOUT_S)
+        newest = held(node)["k"]
+        node.repair._mark_older(cluster.map.bucket[0], {"k": State(newest.version, False, newest.size_bytes)})
+        assert not stale.bucket_uuids() and not stale.any
 
 
 @pytest.mark.slow
