@@ -62,7 +62,7 @@ class Upkeep:
         self._logged: weakref.WeakKeyDictionary[Drive, str] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # guarded by _lock, as is _woken
-        self._woken = False
+        self._woken = threading.Event()
         self._stop = threading.Event()
         self._compacts_at_s = 0.0
         """When the next group may be moved, on the monotonic clock."""
@@ -77,7 +77,7 @@ class Upkeep:
     def wake(self) -> None:
         """Note that a drive may have something to reap or to compact."""
         with self._lock:
-            self._woken = True
+            self._woken.set()
             if self._thread is None and not self._stop.is_set():
                 thread = threading.Thread(target=self._run, name="ais-loader-upkeep", daemon=True)
                 with contextlib.suppress(RuntimeError):  # none can be started now; the next change tries again
@@ -95,20 +95,24 @@ class Upkeep:
         if self._pid != os.getpid():
             return
         self._stop.set()
+        self._woken.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_S)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while True:
             with self._lock:
-                self._woken = False
+                self._woken.clear()
+            if self._stop.is_set():
+                return
             wait_s = self._look_after_all()
             with self._lock:
-                if wait_s is None and not self._woken:
+                if wait_s is None and not self._woken.is_set():
                     self._thread = None
                     return
-            self._stop.wait(_SLACK_S if wait_s is None else wait_s)
+            if self._woken.wait(wait_s):  # also by its own moves, which must not slow it down
+                self._stop.wait(_SLACK_S if wait_s is None else min(wait_s, _SLACK_S))
 
     def _look_after_all(self) -> float | None:
         """Do what is due. Returns the time until there is more to do; None if there is nothing."""

@@ -33,11 +33,6 @@ def tells_of_somebody(folder: Path) -> bool:
     return any(b"somebody" in (bytes_of(path) or b"") for path, _ in files_below(folder))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def dead_files_stay() -> None:
-    """Not here: upkeep, which compacts again after a failure, may wait for the next file that it has to remove."""
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with store_at(tmp_path / "drive") as opened:

@@ -486,6 +486,20 @@ def test_an_idle_writer_removes_what_is_dead(tmp_path: Path) -> None:
         eventually(lambda: not list(drive_of(store).catalog.scan(fmt.GARBAGE_PREFIX)))  # after the file
 
 
+def test_upkeep_that_waits_for_a_dead_file_hears_that_there_is_more_to_do(tmp_path: Path) -> None:
+    """Such as a denial whose names could not be compacted."""
+    with store_at(tmp_path) as store:
+        drive_of(store)._garbage._grace_s = 3600.0
+        put(store, "a", b"old")
+        put(store, "a", b"new")
+        looked, look = threading.Event(), store.upkeep._look_after_all
+        store.upkeep._look_after_all = lambda: (look(), looked.set())[0]  # type: ignore[method-assign]
+        for _ in range(2):
+            looked.clear()
+            store.upkeep.wake()
+            assert looked.wait(60.0)
+
+
 @pytest.mark.slow
 def test_an_idle_writer_compacts_what_its_deletions_have_left(tmp_path: Path) -> None:
     with store_at(tmp_path, compact_bytes_per_s=1 << 30) as store:
