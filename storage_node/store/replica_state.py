@@ -251,6 +251,8 @@ class StoredVersion(NamedTuple):
     """The store has no entry of the name: it has evicted this version."""
     denial: bytes = b""
     """Metadata of a denial."""
+    writes: bytes = b""
+    """Write memory of a tombstone."""
 
 
 def _all_stale(bucket: str) -> ReplicaStale:
@@ -500,6 +502,7 @@ class ReplicaState:
                 entry.size_bytes,
                 entry.checksum,
                 denial=entry.raw_metadata if entry.is_denied else b"",
+                writes=entry.writes if entry.is_tombstone else b"",
             )
             for name, entry in self.scan(bucket, prefix, start_after, tombstones=True)
         )

@@ -213,12 +213,10 @@ def test_comparing_finds_what_is_owned_and_missing_and_whatever_is_older() -> No
         ("gone", state(4, dead=True)),
     ]
     mine = {"new": None, "other": None, "old": state(2), "same": state(3), "lost": UNKNOWN, "gone": state(3)}
-    found = compare(theirs, mine, {"new", "same", "lost"})
-    assert set(found.fetch) == {"new", "old"}
-    assert found.tombstones == {"gone": state(4, dead=True)}
+    found = dict(compare(theirs, mine, {"new", "same", "lost"}))
+    assert found == {"new": state(3), "old": state(3), "gone": state(4, dead=True)}
     theirs = [(name, evicted(3)) for name in mine]
-    found = compare(theirs, mine, {"new", "same", "lost"})
-    assert found.fetch == {"old": evicted(3)} and not found.tombstones
+    assert dict(compare(theirs, mine, {"new", "same", "lost"})) == {"old": evicted(3)}
 
 
 def a_map(states: list[pb.MapNode.State]) -> pb.ClusterMap:

@@ -21,6 +21,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.preconditions import memory_of, took_part
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.replica_state import StaleReplicas, StoredVersion
 from storage_node.store.store import Store
@@ -160,6 +161,22 @@ def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tm
             eventually(lambda: not store_of(node).replicas.stale.any, TIMEOUT_S)
             eventually(lambda: everything_in_place(cluster.nodes, (NAMES - dead) | {"born"}, dead), TIMEOUT_S)
             assert node.repair.metrics.silent == ()
+
+
+def test_a_deletion_that_a_node_missed_comes_with_what_it_says_of_writes(tmp_path: Path) -> None:
+    """With the ids of the writes that it replaced, and with the nodes that took no part."""
+    with LocalCluster(tmp_path, 2, copies=2, repair_interval_s=3600.0) as cluster, client_of(cluster) as (_, bucket):
+        bucket.put("k", b"data")
+        eventually(lambda: all(len(held(node)) == 1 for node in cluster.nodes), TIMEOUT_S)
+        returned, other = map(store_of, cluster.nodes)
+        version = held(cluster.nodes[0])["k"].version
+        later = version._replace(counter=version.counter + 1)
+        other.delete(BUCKET, "k", later, keep_tombstone=True, writes=memory_of(b"i" * 16, [1]))
+        cluster.nodes[0].repair.compare_again()
+        eventually(lambda: held(cluster.nodes[0])["k"].version == later, TIMEOUT_S)
+        (missed,), (known,) = (store.replicas.newest(BUCKET, ["k"]) for store in (returned, other))
+        assert missed is not None and known is not None
+        assert missed.writes == known.writes and missed.write_id == b"i" * 16 and not took_part(missed.writes, 1)
 
 
 def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: Path) -> None:

@@ -190,4 +190,6 @@ def state_of(state: wire.ObjectState) -> State | None:
     if not state.HasField("version"):
         return State(from_wire(state.evicted), True, is_evicted=True) if state.HasField("evicted") else None
     version = from_wire(state.version)
-    return State(version, state.is_tombstone, state.size_bytes, denial=state.denial, group=state.group)
+    return State(
+        version, state.is_tombstone, state.size_bytes, denial=state.denial, writes=state.writes, group=state.group
+    )

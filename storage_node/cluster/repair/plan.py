@@ -9,7 +9,7 @@ node that acts under another map; see `map.lease`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ais_loader.wire.cluster_map import ClusterView, added_buckets, by_key, object_hashes
@@ -31,6 +31,8 @@ class State:
     """The node has no entry: it has evicted a copy of a remote object with this version. Older ones are outdated."""
     denial: bytes = b""
     """Metadata of a denial."""
+    writes: bytes = b""
+    """Write memory of the entry, if the node has told it."""
     group: bytes = b""
     """Id of the group that the object's bytes are in; empty if the node has them in a file."""
 
@@ -185,33 +187,22 @@ def _nothing_older(mine: State, others: Iterable[State | None]) -> bool:
     )
 
 
-@dataclass(slots=True)
-class Comparison:
-    """The consequences of one page of a peer's listing for this node."""
-
-    fetch: dict[str, State] = field(default_factory=dict)
-    """Objects that this node lacks or has in an older version."""
-    tombstones: dict[str, State] = field(default_factory=dict)
-    """The same for tombstones."""
-
-
 def compare(
     theirs: Sequence[tuple[str, State]], mine: Mapping[str, State | None], owned: Collection[str]
-) -> Comparison:
-    """Args:
-    theirs: a page of a peer's listing.
-    mine: what this node has of these names; UNKNOWN where its drive fails.
-    owned: those of them that this node should have.
+) -> Iterator[tuple[str, State]]:
+    """Yield what this node lacks, or has in an older version.
+
+    Args:
+        theirs: a page of a peer's listing.
+        mine: what this node has of these names; UNKNOWN where its drive fails.
+        owned: those of them that this node should have.
     """
-    found = Comparison()
     for name, state in theirs:
         local = mine[name]
         if local is UNKNOWN or (local is None and (name not in owned or state.is_evicted)):
             continue
         if local is None or local.version < state.version:
-            is_deleted = state.is_tombstone and not state.is_evicted
-            (found.tombstones if is_deleted else found.fetch)[name] = state
-    return found
+            yield name, state
 
 
 def owners_of(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:

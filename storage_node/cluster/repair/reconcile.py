@@ -36,6 +36,7 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.wakeup import Wakeup
+from storage_node.store.drive.preconditions import checked
 from storage_node.store.format import Version
 from storage_node.store.replica_state import StaleName
 
@@ -247,11 +248,11 @@ class Reconciler:
             names = [name for name, _ in theirs]
             owned = await self._node.read(owned_by, view, bucket, names, local)
             mine = await self._node.read(self._states, bucket.name, names)
-            found = compare(theirs, mine, owned)
-            for name, state in found.tombstones.items():
-                await self._node.read(self._write_tombstone, bucket.name, name, state)
             wanted: dict[str, Version] = {}
-            for name, state in found.fetch.items():
+            for name, state in compare(theirs, mine, owned):
+                if state.is_tombstone and not state.is_evicted:
+                    await self._node.read(self._write_tombstone, bucket.name, name, state)
+                    continue
                 if mine[name] is None:
                     if joining or bucket.HasField("remote"):
                         continue  # repair pushes it, or it may have been evicted here
@@ -267,7 +268,8 @@ class Reconciler:
                 return
 
     def _write_tombstone(self, bucket: str, name: str, state: State) -> None:
-        self._store.delete(bucket, name, state.version, keep_tombstone=True, raw_metadata=state.denial)
+        writes = checked(state.writes)
+        self._store.delete(bucket, name, state.version, keep_tombstone=True, writes=writes, raw_metadata=state.denial)
 
     def _states(self, bucket: str, names: Sequence[str]) -> dict[str, State | None]:
         found: dict[str, State | None] = {}

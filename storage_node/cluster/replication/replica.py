@@ -367,6 +367,7 @@ def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | No
             size_bytes=state.size_bytes,
             checksum=state.checksum,
             denial=state.denial,
+            writes=state.writes,
         )
         for state in shown
     ]
