@@ -249,8 +249,8 @@ class StoredVersion(NamedTuple):
     checksum: int
     is_evicted: bool = False
     """The store has no entry of the name: it has evicted this version."""
-    denial: bytes = b""
-    """Metadata of a denial."""
+    raw_metadata: bytes = b""
+    """Metadata of a tombstone."""
     writes: bytes = b""
     """Write memory of a tombstone."""
 
@@ -501,7 +501,7 @@ class ReplicaState:
                 entry.is_tombstone,
                 entry.size_bytes,
                 entry.checksum,
-                denial=entry.raw_metadata if entry.is_denied else b"",
+                raw_metadata=entry.raw_metadata if entry.is_tombstone else b"",
                 writes=entry.writes if entry.is_tombstone else b"",
             )
             for name, entry in self.scan(bucket, prefix, start_after, tombstones=True)

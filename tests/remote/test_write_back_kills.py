@@ -11,6 +11,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, Remote, connect, errors
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
+from storage_node.store.store import Store
 from tests.cluster_processes import ClusterProcesses
 from tests.patience import PATIENT_CLIENT
 from tests.remote.backend_kit import ANY_HOST
@@ -186,6 +187,31 @@ def test_the_next_owner_uploads_when_the_first_is_killed(
             bucket.flush(timeout_s=120)
             assert remote_bucket.get(names[0]) == b"newer"
             assert names[1] not in set(remote_bucket.keys())
+
+
+def test_a_deletion_that_an_owner_has_missed_is_uploaded_without_the_one_that_took_it(
+    remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    with ClusterProcesses(tmp_path, 2, arguments=ANY_HOST) as cluster:
+        names = [f"{at}" for at in range(12)]
+        with connect(cluster.url, options=PATIENT_CLIENT) as client:
+            remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, write="back")
+            bucket = client.create_bucket("train", remote=remote, copies=2, min_copies=1)
+            bucket.put_many((name, name.encode()) for name in names)
+            bucket.flush(timeout_s=120)
+            down = proxy.on("*", "*", Fault(status=503))
+            cluster.kill([0])
+            assert bucket.delete_many(names).deleted == len(names)
+            cluster.start([0])
+
+            def has_them() -> bool:
+                with Store.open(cluster.nodes[0].drives, mode="r") as store:
+                    return {found.name for found in store.replicas.tombstones("train")} == set(names)
+
+            eventually(has_them, interval_s=0.1)
+            cluster.kill([1])
+            down.remove()
+            eventually(lambda: not remote_bucket.keys())
 
 
 def _is_flushed(bucket: object) -> bool:

@@ -15,6 +15,7 @@ from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.reserved import REMOTE_DELETED
 from storage_node.cluster.repair import repair
 from storage_node.cluster.repair.plan import State
 from storage_node.server import NodeServer
@@ -22,7 +23,7 @@ from storage_node.settings.config import ServerConfig
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import memory_of, took_part
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version, encode_metadata
 from storage_node.store.replica_state import StaleReplicas, StoredVersion
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
@@ -164,19 +165,22 @@ def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tm
 
 
 def test_a_deletion_that_a_node_missed_comes_with_what_it_says_of_writes(tmp_path: Path) -> None:
-    """With the ids of the writes that it replaced, and with the nodes that took no part."""
+    """With the ids of the writes that it replaced, with the nodes that took no part, and with what is known of the
+    remote object."""
     with LocalCluster(tmp_path, 2, copies=2, repair_interval_s=3600.0) as cluster, client_of(cluster) as (_, bucket):
         bucket.put("k", b"data")
         eventually(lambda: all(len(held(node)) == 1 for node in cluster.nodes), TIMEOUT_S)
         returned, other = map(store_of, cluster.nodes)
         version = held(cluster.nodes[0])["k"].version
         later = version._replace(counter=version.counter + 1)
-        other.delete(BUCKET, "k", later, keep_tombstone=True, writes=memory_of(b"i" * 16, [1]))
+        marks = encode_metadata({REMOTE_DELETED: "1"})
+        other.delete(BUCKET, "k", later, keep_tombstone=True, writes=memory_of(b"i" * 16, [1]), raw_metadata=marks)
         cluster.nodes[0].repair.compare_again()
         eventually(lambda: held(cluster.nodes[0])["k"].version == later, TIMEOUT_S)
         (missed,), (known,) = (store.replicas.newest(BUCKET, ["k"]) for store in (returned, other))
         assert missed is not None and known is not None
         assert missed.writes == known.writes and missed.write_id == b"i" * 16 and not took_part(missed.writes, 1)
+        assert missed.raw_metadata == marks
 
 
 def test_copies_in_doubt_are_refused_by_the_node_and_found_at_another(tmp_path: Path) -> None:

@@ -189,7 +189,5 @@ def state_of(state: wire.ObjectState) -> State | None:
         return UNKNOWN
     if not state.HasField("version"):
         return State(from_wire(state.evicted), True, is_evicted=True) if state.HasField("evicted") else None
-    version = from_wire(state.version)
-    return State(
-        version, state.is_tombstone, state.size_bytes, denial=state.denial, writes=state.writes, group=state.group
-    )
+    version, marks = from_wire(state.version), state.raw_metadata
+    return State(version, state.is_tombstone, state.size_bytes, False, marks, state.writes, state.group)

@@ -268,8 +268,8 @@ class Reconciler:
                 return
 
     def _write_tombstone(self, bucket: str, name: str, state: State) -> None:
-        writes = checked(state.writes)
-        self._store.delete(bucket, name, state.version, keep_tombstone=True, writes=writes, raw_metadata=state.denial)
+        writes, metadata = checked(state.writes), state.raw_metadata
+        self._store.delete(bucket, name, state.version, keep_tombstone=True, writes=writes, raw_metadata=metadata)
 
     def _states(self, bucket: str, names: Sequence[str]) -> dict[str, State | None]:
         found: dict[str, State | None] = {}

@@ -366,7 +366,7 @@ def versions(store: Store, request: wire.VersionsRequest, view: ClusterView | No
             is_tombstone=state.is_tombstone,
             size_bytes=state.size_bytes,
             checksum=state.checksum,
-            denial=state.denial,
+            raw_metadata=state.raw_metadata,
             writes=state.writes,
         )
         for state in shown
