@@ -30,8 +30,9 @@ class State:
     is_evicted: bool = False
     """The node has no entry: it has evicted a copy of a remote object with this version. Older ones are outdated."""
     raw_metadata: bytes = b""
-    """Metadata of a tombstone, if the node has told it, as the write memory."""
+    """Metadata of a tombstone, if the node has told it."""
     writes: bytes = b""
+    """Write memory of the entry, if the node has told it."""
     group: bytes = b""
     """Id of the group that the object's bytes are in; empty if the node has them in a file."""
 
